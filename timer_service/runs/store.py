@@ -70,12 +70,13 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     await tx.insert(_INSERT_JOB, new_jobs)
     changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
     await _update_jobs(tx, [(key, job) for key, job, _ in changed])
-    # A job that runs again has no outputs until its next report.
-    outputs = [
-        _outputs((key, job.name), job)
-        for key, job, was in changed
-        if job.outputs != was.outputs or job.attempt != was.attempt
-    ]
+    begun_again = defaultdict[RunKey, list[str]](list)
+    for key, job, was in changed:
+        if job.attempt != was.attempt:
+            begun_again[key].append(job.name)
+    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
+    await tx.executemany(_SQL["clear_outputs"], cleared)
+    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
     await tx.insert(_SQL["upsert_edges"], [row for old, new in pairs for row in _changed_edges(old, new)])
     group_needs = [
