@@ -102,8 +102,7 @@ def _check_pending(model: RunsModel, service: Service) -> None:
     for row in service.rows("run_pending_commands"):
         found[_name(row)].add(Position(row["position_epoch"], row["position_sequence"]))
     for name, run in model.runs.items():
-        if run.graph is None or run.is_open:
-            assert found[name] == run.pending.keys(), f"{name} keeps {found[name]}, not {run.pending.keys()}"
+        assert found[name] == run.pending.keys(), f"{name} keeps {found[name]}, not {run.pending.keys()}"
 
 
 def check_run_events(model: RunsModel, service: Service) -> None:

@@ -333,7 +333,7 @@ class RunsModel:
     def _stop(self, run: RunModel, now: int) -> None:
         """Cancel all jobs but the `always` jobs, which now wait for no group."""
         run.end_all()
-        run.status = "cancelling"
+        run.status, run.pending = "cancelling", {}
         if run.open_jobs:
             run.evaluated = True
             self._evaluate(run, now)
@@ -401,7 +401,6 @@ class RunsModel:
             self._collect_end(run)
 
     def _collect_end(self, run: RunModel) -> None:
-        run.pending = {}
         if (run.attempt, "") not in run.noted:
             run.noted.add((run.attempt, ""))
             if run.status == "rejected":

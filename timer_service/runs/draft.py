@@ -53,17 +53,17 @@ class Draft:
     def finish(self) -> RunState:
         """Return the run after the commands. It is completed if no job and no group is open.
 
-        An ended run has no pending commands and is not swept any more.
+        An ended run is not swept any more. It has no pending commands, because no group is open.
         """
-        run, pending = self.run, self.pending
+        run = self.run
         if run.status is RunStatus.CANCELLING and not run.is_open:
             run = run._replace(status=RunStatus.CANCELLED if run.flaw_code is None else RunStatus.REJECTED)
         if run.status is RunStatus.RUNNING and run.evaluated and not run.is_open:
             run = run._replace(status=RunStatus.FAILED if run.failed_jobs else RunStatus.SUCCESS)
         if run.ended:
             settled_at = self.now if run.settled_at is None else run.settled_at
-            run, pending = run._replace(settled_at=settled_at, sweep_at=None, pending_bytes=0), {}
-        return RunState(run, self.jobs, self.downstream, self.groups, self.downstream_of_groups, pending)
+            run = run._replace(settled_at=settled_at, sweep_at=None)
+        return RunState(run, self.jobs, self.downstream, self.groups, self.downstream_of_groups, self.pending)
 
     # Pending commands
 
@@ -224,12 +224,13 @@ class Draft:
     def cancel(self, caused_by: str) -> None:
         """End every open job as cancelled, except the `always` jobs. These do not wait for a group any more.
 
-        If there is an `always` job that has not ended, the whole run was loaded.
+        No job can become known, so no command is pending. If an `always` job has not ended, the whole run was loaded.
         """
         open_jobs = [job for job in self.jobs.values() if not job.ended]
         for job in open_jobs:
             if not job.always:
                 self.set_job(rules.end(job, JobStatus.CANCELLED, self.now))
+        self.take_pending()
         self.run = self.run._replace(status=RunStatus.CANCELLING, open_groups=0)
         if any(job.always for job in open_jobs):
             self.repair(caused_by)

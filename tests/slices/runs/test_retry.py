@@ -91,6 +91,18 @@ async def test_cancelled_run_runs_again(runs: RunConversation) -> None:
     assert await runs.completed() == ["cancelled", "success"]
 
 
+async def test_pending_reports_are_gone(runs: RunConversation) -> None:
+    """A report that was pending when the run was cancelled has no effect in the next attempt."""
+    await runs.start({"clean": []}, "g", always=["clean"])
+    assert (await runs.report("failed", "a"))["outcome"] == "kept"
+    await runs.request("CancelRun")
+    await runs.report("success", "clean")
+    await runs.request("RetryRun")
+    assert (await runs.report("failed", "unknown"))["outcome"] == "kept"
+    await runs.resolve("g", {"a": []})
+    assert (await runs.statuses())["a"] == "pending"
+
+
 async def test_only_a_group_is_open_again(runs: RunConversation) -> None:
     """A cancelled run all of whose jobs had succeeded can run again, if a group was not resolved."""
     await runs.start({"a": []}, "g")
