@@ -113,7 +113,17 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("start acme b circle.json", 1, "run_rejected: acme/b (rejected, 0 open): its graph cannot be run\n"),
         ("get acme b", 0, "  CYCLE: a > a\n"),
         ("list acme --status cancelled", 0, "a    cancelled  0     "),
-        ("report acme a lint success", 1, "already_ended: acme/a (cancelled, 0 open): the run or the job has already"),
+        ("report acme a lint success", 1, "already_ended: acme/a (cancelled, 0 open): the run, the job or its attempt"),
+        ("retry acme a", 0, "retried: acme/a (running, 4 open): its failed and cancelled jobs run again"),
+        ("get acme a", 0, "acme/a  running, attempt 2  (4 pending)\n"),
+        ("report acme a lint failed --attempt 1", 1, "already_ended: acme/a (running, "),
+        ("report acme a lint failed --attempt 2", 0, "recorded: acme/a (running, "),
+        ("start acme c clean.json", 0, "started: acme/c (running, 2 open)\n"),
+        ("cancel acme c", 0, "cancelled: acme/c (cancelling, 1 open)\n"),
+        ("get acme c", 0, "2     clean  ready      a (even if it fails), always\n"),
+        ("retry acme c", 0, "unchanged: acme/c (cancelling, 1 open): already in that state\n"),
+        ("list acme --status cancelling", 0, "c    cancelling  1     "),
+        ("retry acme nobody", 1, "not_found: acme/nobody: there is no such run\n"),
     ],
 }
 """Commands on a resource in their order, their exit codes, and a part of what each prints. `_` stands for a space."""
@@ -127,6 +137,8 @@ async def test_life_of_a_resource(cli: Cli, service: Service, resource: str) -> 
     run = {"groups": ["tests"], "jobs": [{"name": name, "needs": needs[name]} for name in needs]}
     (cli.folder / "run.json").write_text(json.dumps(run))
     (cli.folder / "circle.json").write_text(json.dumps({"jobs": [{"name": "a", "needs": ["a"]}]}))
+    always = [{"name": "a"}, {"name": "clean", "needs": ["a"], "always": True}]
+    (cli.folder / "clean.json").write_text(json.dumps({"jobs": always}))
     (cli.folder / "tests.json").write_text(json.dumps({"jobs": [{"name": "unit", "needs": ["lint"]}]}))
     for arguments, code, text in LIVES[resource]:
         with case(arguments):

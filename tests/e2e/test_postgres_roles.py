@@ -54,6 +54,7 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("ReportJobStatus", {"runId": "run-1", "jobName": "a", "status": "success"}),
     ("ResolveGroup", {"runId": "run-1", "groupName": "none", "jobs": []}),
     ("CancelRun", {"runId": "run-1"}),
+    ("RetryRun", {"runId": "run-1"}),
     ("StartWorkflow", {"workflowId": "workflow-1", "type": "order", "deadlineAt": DUE}),
     ("StartWorkflow", {"workflowId": "workflow-2", "type": "order"}),
     ("SendToWorkflow", {"workflowId": "workflow-2", "name": "approval"}),

@@ -133,6 +133,8 @@ class Run(View):
     """Why the service rejected the graph."""
     path: Sequence[str] = ()
     """The jobs that the rejection is about."""
+    attempt: int = 1
+    """Greater than 1 after `Runs.retry`."""
 
 
 class RunJob(View, wire={"group": "groupName"}):
@@ -146,6 +148,10 @@ class RunJob(View, wire={"group": "groupName"}):
     ready_at: datetime | None = None
     settled_at: datetime | None = None
     reason: str | None = None
+    always: bool = False
+    """Whether it runs also if the jobs it needs fail, or the run is cancelled."""
+    attempt: int = 1
+    """The attempt of the run in which it ran last."""
     outputs: Mapping[str, Any] | None = None
 
 

@@ -14,8 +14,8 @@ SignalStatus = Literal["active", "paused", "fired", "resolved", "cancelled"]
 FiringStatus = Literal["queued", "enqueued", "failed"]
 """The status of a firing; `enqueued`: the signal has fired."""
 
-RunStatus = Literal["running", "success", "failed", "cancelled", "rejected"]
-"""The status of a run."""
+RunStatus = Literal["running", "cancelling", "success", "failed", "cancelled", "rejected"]
+"""The status of a run; `cancelling`: only its `always` jobs still run."""
 
 ReportedStatus = Literal[
     "dispatched", "running", "success", "failed", "cancelled", "skipped", "timed_out_stale", "drift_dropped"
