@@ -12,7 +12,7 @@ import typer
 from timer_service.app.login import nats_login
 from timer_service.cli.connection import Server, find_target
 from timer_service.cli.parameters import Tenant, read_duration, read_identifier
-from timer_service.cli.process import collect_rarely, run_async
+from timer_service.cli.process import collect_rarely, run_async, run_code_of_users
 from timer_service.logs import configure_logs
 from timer_service.worker import Worker, WorkflowFunction
 
@@ -87,6 +87,6 @@ def worker(
     typer.echo(f"Executing workflows of tenant {tenant} at {target.broker}: {types}. Stop with Ctrl-C.", err=True)
     collect_rarely()
     try:
-        run_async(executor.run())
+        run_async(run_code_of_users(executor.run()))
     except asyncio.CancelledError:
         sys.exit(f"timer-service: {_SECOND_SIGNAL}")

@@ -72,18 +72,12 @@ class Worker:
     async def run(self) -> None:
         """Execute workflows until `stop`, SIGTERM or SIGINT, then finish or release every workflow.
 
-        A second signal ends the worker at once. Several workers can run in one event loop. Raises `NoAnswerError` if
-        the broker cannot be reached at the start.
+        A second signal ends the worker at once. If code of steps hangs, the process ends at most 4 s after
+        `shutdown_timeout`. Several workers can run in one event loop. Raises `NoAnswerError` if the broker cannot be
+        reached at the start.
         """
-        task = asyncio.current_task()
-
-        def stop_at_signal() -> None:
-            if self._stop.is_set() and task is not None:
-                task.cancel()
-            self.stop()
-
         async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
-            with at_sigterm(stop_at_signal):
+            with at_sigterm(self.stop, self._settings.shutdown_seconds):
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)
 

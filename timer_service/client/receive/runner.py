@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 
 from timer_service.client.receive.attempt import Attempts, Done, Failed, Result
 from timer_service.client.receive.delivery import Arrival, Delivery, judge
+from timer_service.user_code import end_tasks
 
 log = logging.getLogger(__name__)
 
 _MOST_HELD = 1000
 _MOST_HELD_BYTES = 16 * 1024 * 1024
 """With `in_order`: how many events wait here for others with the same key, at most."""
-_END_SECONDS = 2
 
 
 class Source(Protocol):
@@ -217,9 +217,7 @@ class Runner:
         hung = set(self._tasks)
         if hung:
             log.warning("%d handlers have not ended; their events come again", len(hung))
-            for task in hung:
-                task.cancel()
-            await asyncio.wait(hung, timeout=_END_SECONDS)
+            await end_tasks(hung)
 
     async def _renew(self) -> None:
         """Renew the deliveries that are not settled, in their order. Never ends."""
