@@ -104,16 +104,12 @@ class _Programs:
         longest = max(each.seconds for each in self._found)
         LastResort(CLOSE_SECONDS + (longest if is_first else 0), self._is_stuck).start()
         for each in self._found:
-            is_stop = is_first or each.task is None
-            self._loop.call_soon_threadsafe(each.stop if is_stop else each.task.cancel)
+            end: Callable[[], object] = each.stop if is_first or each.task is None else each.task.cancel
+            self._loop.call_soon_threadsafe(end)
 
     def _is_stuck(self) -> bool:
         """Return whether a program still runs, or the process does not come to its end. Other code may go on."""
-        if self._found:
-            return True
-        ending = _ending()
-        time.sleep(_LOOK_SECONDS)
-        return ending is not None and _ending() is ending
+        return bool(self._found) or hangs_at_the_end()
 
 
 _programs: dict[asyncio.AbstractEventLoop, _Programs] = {}
@@ -135,6 +131,13 @@ def at_sigterm(stop: Callable[[], None], seconds: float) -> Iterator[None]:
     finally:
         if programs.remove(program):
             del _programs[loop]
+
+
+def hangs_at_the_end() -> bool:
+    """Return whether the main thread closes its event loop, or waits for threads at the end of Python, for a second."""
+    ending = _ending()
+    time.sleep(_LOOK_SECONDS)
+    return ending is not None and _ending() is ending
 
 
 def _ending() -> Any:

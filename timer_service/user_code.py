@@ -195,7 +195,7 @@ def leave(task: "asyncio.Task[Any]") -> None:
     everything in a loop would then run for ever, outside the event loop.
     """
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio does
-    asyncio.tasks._unregister_task(task)  # type: ignore[attr-defined]  # noqa: SLF001 - documented for task classes
+    asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented for task classes
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     task.add_done_callback(lambda ended: ctypes.pythonapi.Py_DecRef(ctypes.py_object(ended)))
 
@@ -213,7 +213,7 @@ async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]", seconds: float = PATIE
 
 async def end_loop() -> None:
     """End all other tasks of this event loop, before it is closed. `asyncio.run` would wait for them without end."""
-    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]  # this runs in a task
+    await end_tasks(each for each in asyncio.all_tasks() if each is not asyncio.current_task())
 
 
 def _now() -> float:

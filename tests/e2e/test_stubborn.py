@@ -174,7 +174,7 @@ async def test_sigterm_ends_an_app(tmp_path: Path, broker: NatsServer) -> None:
         code, seconds = await app.end()
         assert (code, seconds < GRACE + SLACK) == (0, True)
         assert "handlers have not ended" in app.text
-        assert "the handler of the DueTimeReached event-loops of loops has not ended" in app.text
+        assert "the handler of the DueTimeReached event-loops of timer loops has not ended" in app.text
         assert app.text.endswith("the app has ended\n")
         app.launch()
         await app.until_prints("waiting for")
@@ -182,4 +182,4 @@ async def test_sigterm_ends_an_app(tmp_path: Path, broker: NatsServer) -> None:
         await app.until_prints("begun block\n")
         code, seconds = await app.end()
         assert (code, seconds < GRACE + SLACK) == (1, True)
-        assert "Still running: the handler of the DueTimeReached event-block of block" in app.text
+        assert "Still running: the handler of the DueTimeReached event-block of timer block" in app.text

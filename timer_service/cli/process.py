@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from timer_service.sigterm import LastResort
+from timer_service.sigterm import LastResort, hangs_at_the_end
 from timer_service.supervisor import Supervisor
 from timer_service.user_code import end_loop
 
@@ -37,12 +37,12 @@ def run_async(main: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def run_code_of_users(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that calls code of users, as all that its process does. Then the process ends within seconds."""
+    """Run a coroutine that calls code of users. After it, such code keeps the process for a few seconds at most."""
     try:
         await main
     finally:
         await end_loop()
-        LastResort(_CLOSE_SECONDS).start()  # its threads and generators can hang, too
+        LastResort(0, hangs_at_the_end).start()  # its threads and generators can hang, too
 
 
 async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None:

@@ -302,7 +302,7 @@ async def test_errors_in_a_group() -> None:
     """
     broker = Broker()
     later, permanent, handled = RetryLater(SOON), PermanentError("no such order"), AlreadyHandled()
-    errors = {
+    errors: dict[str, list[Exception]] = {
         "permanent": [permanent],
         "both": [later, ExceptionGroup("inner", [ValueError(), permanent])],
         "later": [ValueError(), ExceptionGroup("inner", [RetryLater(timedelta(0)), later])],
