@@ -30,10 +30,11 @@ class LastResort:
     """Ends the process with exit code 1 if it is still there after some seconds. Nothing is lost, as after a kill.
 
     A task that ignores its cancellation, code that blocks the event loop, or a thread that waits for the database would
-    keep the process otherwise. If `is_stuck` returns False at that time, it is asked again and again.
+    keep the process otherwise. If `is_stuck` returns False at that time, it is asked again and again, until it returns
+    None: the process may go on.
     """
 
-    def __init__(self, seconds: float, is_stuck: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, seconds: float, is_stuck: Callable[[], bool | None] = lambda: True) -> None:
         self._seconds = seconds
         self._is_stuck = is_stuck
         self._thread = threading.Thread(target=self._run, name="last-resort", daemon=True)
@@ -45,7 +46,9 @@ class LastResort:
 
     def _run(self) -> None:
         time.sleep(self._seconds)
-        while not self._is_stuck():
+        while not (is_stuck := self._is_stuck()):
+            if is_stuck is None:
+                return
             time.sleep(_LOOK_SECONDS)
         text = "the process does not end; ending it. Still running: %s. The main thread is at:\n%s"
         arguments = [", ".join(running()) or "nothing known", stack_of(threading.main_thread().ident)]
@@ -91,10 +94,10 @@ class _Programs:
 
     def remove(self, program: _Program) -> bool:
         """Remove a program. Return whether it was the last one."""
-        self._found.remove(program)
-        if not self._found:
+        if len(self._found) == 1:
             for number, handler in self._before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._found.remove(program)
         return not self._found
 
     def _handle(self, *_: object) -> None:
@@ -102,14 +105,22 @@ class _Programs:
         self._signals += 1
         is_first = self._signals == 1
         longest = max(each.seconds for each in self._found)
-        LastResort(CLOSE_SECONDS + (longest if is_first else 0), self._is_stuck).start()
+        # `_is_stuck` takes a second, too.
+        seconds = longest + CLOSE_SECONDS - _LOOK_SECONDS if is_first else _LOOK_SECONDS
+        LastResort(seconds, self._is_stuck).start()
         for each in self._found:
             end: Callable[[], object] = each.stop if is_first or each.task is None else each.task.cancel
             self._loop.call_soon_threadsafe(end)
 
-    def _is_stuck(self) -> bool:
-        """Return whether a program still runs, or the process does not come to its end. Other code may go on."""
-        return bool(self._found) or hangs_at_the_end()
+    def _is_stuck(self) -> bool | None:
+        """Return whether a program still runs, or the process does not come to its end.
+
+        None: the event loop was closed, and the process goes on with something else.
+        """
+        hangs = hangs_at_the_end()
+        if self._found or hangs:
+            return True
+        return None if self._loop.is_closed() else False
 
 
 _programs: dict[asyncio.AbstractEventLoop, _Programs] = {}

@@ -76,8 +76,8 @@ class Worker:
         `shutdown_timeout`. Several workers can run in one event loop. Raises `NoAnswerError` if the broker cannot be
         reached at the start.
         """
-        async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
-            with at_sigterm(self.stop, self._settings.shutdown_seconds):
+        with at_sigterm(self.stop, self._settings.shutdown_seconds):
+            async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)
 
