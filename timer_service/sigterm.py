@@ -22,6 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_SECONDS = 1
 _LOG_SECONDS = 0.2
 _MOST_FRAMES = 5
+_MOST_NAMES = 20
 _ENDS = {asyncio.Runner.close.__code__, threading._shutdown.__code__}  # type: ignore[attr-defined]  # noqa: SLF001
 """What the main thread runs while it closes its event loop, and while it waits for threads at the end of Python."""
 
@@ -51,7 +52,8 @@ class LastResort:
                 return
             time.sleep(_LOOK_SECONDS)
         text = "the process does not end; ending it. Still running: %s. The main thread is at:\n%s"
-        arguments = [", ".join(running()) or "nothing known", stack_of(threading.main_thread().ident)]
+        names = ", ".join(running()[:_MOST_NAMES]) or "nothing known"
+        arguments = [names, stack_of(threading.main_thread().ident)]
         # The log gets some time only, because the part that hangs may hold its lock.
         line = threading.Thread(target=log.error, args=[text, *arguments], daemon=True)
         line.start()

@@ -134,8 +134,9 @@ class UserCode:
 
     async def _until_room(self, *, is_async: bool) -> None:
         """Wait while too many calls of this kind that were given up have not ended."""
-        while self._given_up[is_async] >= MOST_LEFT[is_async]:
+        if self._given_up[is_async] >= MOST_LEFT[is_async]:
             log.error("%d calls that were given up have not ended; the next ones wait", self._given_up[is_async])
+        while self._given_up[is_async] >= MOST_LEFT[is_async]:
             self._changed.clear()
             await self._changed.wait()
 
@@ -200,7 +201,7 @@ def leave(task: "asyncio.Task[Any]") -> None:
     task.add_done_callback(lambda ended: ctypes.pythonapi.Py_DecRef(ctypes.py_object(ended)))
 
 
-async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]", seconds: float = PATIENCE_SECONDS) -> None:
+async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]", *, seconds: float = PATIENCE_SECONDS) -> None:
     """Cancel tasks, wait for their ends for some seconds, and leave behind those that have not ended."""
     found = set(tasks)
     for each in found:
@@ -213,7 +214,8 @@ async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]", seconds: float = PATIE
 
 async def end_loop() -> None:
     """End all other tasks of this event loop, before it is closed. `asyncio.run` would wait for them without end."""
-    await end_tasks(each for each in asyncio.all_tasks() if each is not asyncio.current_task())
+    others = (each for each in asyncio.all_tasks() if each is not asyncio.current_task())
+    await end_tasks(others, seconds=2 * PATIENCE_SECONDS)
 
 
 def _now() -> float:

@@ -300,13 +300,18 @@ async def test_errors_in_a_group() -> None:
 
     The cause of an error does not count.
     """
+
+    class NoDelay(RetryLater):
+        def __init__(self) -> None:
+            """Forget the delay."""
+
     broker = Broker()
     later, permanent, handled = RetryLater(SOON), PermanentError("no such order"), AlreadyHandled()
     errors: dict[str, list[Exception]] = {
         "permanent": [permanent],
         "both": [later, ExceptionGroup("inner", [ValueError(), permanent])],
-        "later": [ValueError(), ExceptionGroup("inner", [RetryLater(timedelta(0)), later])],
-        "other": [handled, ValueError()],
+        "later": [ValueError(), ExceptionGroup("inner", [RetryLater(timedelta(0)), NoDelay()])],
+        "other": [handled, ValueError(), NoDelay()],
         "handled": [handled, ExceptionGroup("inner", [AlreadyHandled()])],
     }
     seen: list[str] = []

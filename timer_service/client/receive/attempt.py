@@ -123,8 +123,10 @@ class Attempts:
         if errors_in(error, PermanentError):
             log.error("%s failed for good", name, exc_info=error)
             return await self._give_up(delivery, describe(error), attempt)
-        if later := errors_in(error, RetryLater):
-            delay = max(each.delay for each in later)
+        later = [getattr(each, "delay", None) for each in errors_in(error, RetryLater)]
+        delays = [each for each in later if isinstance(each, timedelta)]  # a class of the user can lack the delay
+        if delays:
+            delay = max(delays)
             log.info("%s waits for %s: %s", name, delay, describe(error))
             return Hold(delay)
         log.error("%s failed, attempt %d of %d", name, attempt, self._attempts, exc_info=error)
