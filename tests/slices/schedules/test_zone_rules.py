@@ -27,7 +27,7 @@ async def change_rules(schedules: Schedules, zone: str) -> None:
 
 def instant(clock: ManualClock, hour: int, days: int = 1) -> str:
     day = datetime.fromtimestamp(clock.now() / 1000, UTC).date().toordinal() + days
-    return f"{datetime.fromordinal(day):%Y-%m-%d}T{hour:02}:00:00Z"
+    return f"{datetime.fromordinal(day):%Y-%m-%d}T{hour:02}:00:00.000Z"
 
 
 async def advance_to(schedules: Schedules, at: str) -> None:
