@@ -11,7 +11,9 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.schedules import Schedules
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.cli.doctor.database import check_zones
 from timer_service.core.ports.database import Database
+from timer_service.schedules.calendar.zones import zone_rules
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows.commands.slot_start import start_workflows
 
@@ -110,3 +112,9 @@ async def test_generated_schedules(
         ]
         assert len(days) == len(set(days)), f"{name} fired a time twice: {fired}"
         assert days == [*range(int(days[0]), int(days[-1]) + 1)], f"{name} lost a slot: {fired}"
+
+
+def test_doctor_names_zones_with_other_rules() -> None:
+    """The doctor warns of next slots that were computed from other zone data than those of its machine."""
+    (finding,) = check_zones([("Europe/Berlin", "0000", 3), (OLD, zone_rules(OLD), 1), ("Mars/Olympus", "0000", 1)])
+    assert finding.message.endswith(": Europe/Berlin (3)")
