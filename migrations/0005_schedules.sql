@@ -19,7 +19,9 @@ CREATE TABLE schedules (
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
     after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
+    after_wall_at BIGINT,  -- what the clocks of the zone showed at the last slot that was fired or skipped, as an instant in UTC
     slot_at BIGINT,
+    zone_rules TEXT,  -- a hash of the zone's data, from which `slot_at` was computed
     available_at BIGINT,
     fired_count INTEGER NOT NULL CHECK (fired_count >= 0),
     missed_since BIGINT,

@@ -107,6 +107,11 @@ def classes_of_cron_swapped(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "next_slot", uncached)
 
 
+def command_in_the_jitter_skips_the_slot(patch: pytest.MonkeyPatch) -> None:
+    """A Put or a Resume skips a slot that has begun and is not due yet because of its jitter."""
+    patch.setattr(rules, "begun_slot", lambda *_: None)
+
+
 def put_resumes(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule ends the pause."""
     apply = rules.apply
@@ -124,10 +129,10 @@ def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule that starts the schedule again keeps the count of fired slots, unless it has ended."""
     start = schedule.start
 
-    def start_and_count_on(before: Any, put_at: int, now: int) -> Any:
+    def start_and_count_on(before: Any, *more: Any) -> Any:
         most = None if before.definition is None else before.definition.max_count
         kept = before.fired_count if most is None else min(before.fired_count, most - 1)
-        return start(before, put_at, now)._replace(fired_count=kept)
+        return start(before, *more)._replace(fired_count=kept)
 
     patch.setattr(rules, "start", start_and_count_on)
 
@@ -242,6 +247,7 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     catch_up_without_bound: _ALL,
     jitter_that_reorders: _ALL,
     classes_of_cron_swapped: _ALL,
+    command_in_the_jitter_skips_the_slot: _ALL,
     put_resumes: _ALL,
     count_kept_after_a_new_start: _ALL,
     slots_of_a_pause_fire_later: _ALL,

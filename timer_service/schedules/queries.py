@@ -19,7 +19,7 @@ from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.recurrence import Recurrence, next_slot
 from timer_service.schedules.messages import ShownStatus
-from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.schedule import Key, Schedule, begun_slot, last_done
 from timer_service.schedules.views import (
     GetSchedule,
     ListSchedules,
@@ -130,7 +130,10 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | Non
     if definition.max_count is not None:
         count = min(count, definition.max_count - schedule.fired_count)
     try:
-        after = max(schedule.after_at, now) if schedule.is_paused else schedule.after_at
+        after = last_done(schedule)
+        if schedule.is_paused:
+            begun = begun_slot(schedule, now)
+            after = max(after, now) if begun is None else begun - 1
         slots, _ = yield from _compute(definition.recurrence, after, count)
     except RecurrenceError:
         return None

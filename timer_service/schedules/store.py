@@ -21,7 +21,18 @@ from timer_service.schedules.schedule import CLOCKS_APART_MS, Definition, Key, S
 
 _KEY = ("tenant_id", "schedule_id")
 _ADVANCES = (
-    *("status", "after_at", "slot_at", "available_at", "fired_count", "missed_since", "last_slot_at", "last_fired_at"),
+    *(
+        "status",
+        "after_at",
+        "after_wall_at",
+        "slot_at",
+        "zone_rules",
+        "available_at",
+        "fired_count",
+        "missed_since",
+        "last_slot_at",
+        "last_fired_at",
+    ),
     *("last_error", "last_skipped_at", "last_skip_reason", "ended_at", "end_reason"),
 )
 """The columns that a pass can change."""
@@ -43,6 +54,7 @@ _SQL["insert"] = _SQL["insert"].format(
 )
 _SQL["update"] = _SQL["update"].format(updates=", ".join(f"{name} = :{name}" for name in _COLUMNS[len(_KEY) :]))
 _SQL["advance"] = _SQL["advance"].format(advances=", ".join(f"{name} = :{name}" for name in _ADVANCES))
+_SQL["lock_active"] = _SQL["lock_active"].format(columns=", ".join(_WITHOUT_DATA))
 for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
@@ -78,6 +90,7 @@ TIMED = (
         # A cursor that was ahead goes back. A pass soon computes the next slot of a schedule with an error again. Slots
         # that have fired already keep their event ids.
         repair=f"after_at = CASE WHEN {_IS_AHEAD} THEN :now ELSE after_at END, "
+        f"after_wall_at = CASE WHEN {_IS_AHEAD} THEN NULL ELSE after_wall_at END, "
         f"slot_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 ELSE slot_at END, "
         f"available_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 WHEN slot_at > :now THEN slot_at ELSE :now END, "
         f"last_error = CASE WHEN {_IS_AHEAD} THEN 'the clock was set back' ELSE last_error END",
@@ -99,6 +112,18 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
+
+
+async def page_of_zones(reader: Reader, after: Key, limit: int) -> list[tuple[Key, str, str | None]]:
+    """Return up to `limit` schedules and tombstones after a key: their keys, zones and the rules of the next slot."""
+    rows = await reader.fetch(_SQL["page_of_zones"], {**after._asdict(), "limit": limit})
+    return [(key_of(row), row["zone"], row["zone_rules"]) for row in rows]
+
+
+async def lock_active(tx: Transaction, keys: Collection[Key]) -> list[Schedule]:
+    """Return the active schedules among `keys` without their data, and lock them. Locked ones are left out."""
+    rows = await tx.fetch_each(_SQL["lock_active"], [key._asdict() for key in sorted(keys)])
+    return [read_schedule(row) for row in rows]
 
 
 async def save(tx: Transaction, before: Mapping[Key, Schedule], after: Mapping[Key, Schedule]) -> None:
@@ -161,7 +186,9 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         defined_by=Position(row["defined_epoch"], row["defined_sequence"]),
         is_paused=row["is_paused"] == 1,
         after_at=row["after_at"],
+        after_wall_at=row["after_wall_at"],
         slot_at=row["slot_at"],
+        zone_rules=row["zone_rules"],
         available_at=row["available_at"],
         fired_count=row["fired_count"],
         missed_since=row["missed_since"],

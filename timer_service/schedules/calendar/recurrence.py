@@ -12,7 +12,7 @@ from timer_service.core.values.duration import DAY, SECOND
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at
+from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at, zone_rules
 
 _HORIZON = 50 * 366 * DAY // SECOND
 """How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
@@ -98,6 +98,29 @@ def next_slot(recurrence: Recurrence, after: int) -> int | None:
         return None
     slot = _first_slot(recurrence, first)
     return slot if slot is not None and slot <= recurrence.last else None
+
+
+def zone_rules_of(recurrence: Recurrence) -> str | None:
+    """Return the hash of the rules on which the slots depend; None if they depend on no zone.
+
+    Raises `RecurrenceError` if this instance does not know the zone.
+    """
+    return None if recurrence.cron is None else zone_rules(recurrence.zone)
+
+
+def wall_of(recurrence: Recurrence, slot: int) -> int | None:
+    """Return what the clocks show at a slot of fixed times, as if it was UTC; None for other recurrences.
+
+    Times of a wildcard, and of `every`, may come again: each is a slot.
+    """
+    if recurrence.cron is None or not is_fixed(recurrence.cron):
+        return None
+    return slot + stretch_at(recurrence.zone, slot // SECOND).offset * SECOND
+
+
+def after_wall(recurrence: Recurrence, after: int, wall: int) -> int:
+    """Return the last instant, not before `after`, at which the clocks do not show a later time than `wall`."""
+    return max(after, wall - stretch_at(recurrence.zone, after // SECOND).offset * SECOND)
 
 
 def slots_between(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:

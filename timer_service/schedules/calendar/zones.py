@@ -1,9 +1,13 @@
 """Time zones: their names, and the stretches of time in which a zone has one offset. Pure, but for the zone data."""
 
+import hashlib
+import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -48,13 +52,30 @@ def stretch_at(zone: str, second: int) -> Stretch:
     return next(each for each in _stretches_of_year(zone, year) if second < each.end)
 
 
+@cache
+def zone_rules(zone: str) -> str:
+    """Return a hash of the data of a zone, as this process uses them. Equal hashes mean equal slots.
+
+    Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
+    """
+    _load(zone)  # it also checks the name
+    paths = (Path(folder, zone) for folder in zoneinfo.TZPATH)
+    found = next((path for path in paths if path.is_file()), None)
+    data = files("tzdata").joinpath("zoneinfo", zone) if found is None else found
+    return hashlib.blake2b(data.read_bytes(), digest_size=8).hexdigest()
+
+
+def _load(zone: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise _unknown(zone) from error
+
+
 @lru_cache(maxsize=2048)  # computing one takes 0.3 ms
 def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
     """Return the stretches of a zone in a year (UTC)."""
-    try:
-        info = ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise _unknown(zone) from error
+    info = _load(zone)
     return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
 
 
