@@ -1,6 +1,9 @@
 """The NATS client of the service and of users: only the program closes its connection."""
 
 import asyncio
+import re
+import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import nats.errors
@@ -8,11 +11,24 @@ from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from timer_service.secret_source import SecretSource
+
+Login = Mapping[str, Any]
+"""The options of `nats.connect` that are a login, such as `user` and `password`, and `tls`."""
+ReadLogin = Callable[[], Login]
+
+LOGIN_REFUSED = "the broker refuses the login"
+_EXPECTED = (OSError, TimeoutError, nats.errors.Error)
+_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 _WEB_SOCKETS = ("ws", "wss")
 _CONNECT = b"CONNECT "
 
 UNREADABLE_ANSWER = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What the driver and its users raise if an answer of JetStream has another form. They do not check it."""
+
+
+class LoginRefusedError(nats.errors.Error):
+    """The server has refused the login, or the encryption could not begin. The message says which, and the reason."""
 
 
 class LastingClient(Client):
@@ -22,18 +38,55 @@ class LastingClient(Client):
         """Refuse servers with another name than `server_name`, before a login is sent; None: any server may answer."""
         super().__init__()
         self._server_name = server_name
+        self._secrets = SecretSource[Login](dict, "the login at the broker")
+
+    async def connect(self, *servers: Any, login: ReadLogin | None = None, **options: Any) -> None:
+        """Connect. `login` is called for each attempt, also after an outage, in a thread: it can read files again.
+
+        The other arguments are those of the driver. Raises the error of the first call of `login`.
+        """
+        if login is not None:
+            self._secrets = SecretSource(login, "the login at the broker")
+        await super().connect(*servers, **options)
 
     async def _connect_to_server(self, s: Srv) -> None:
         """Connect to a server, over a `_LoginTransport` if the driver would use its own TCP connection."""
+        self._use_login(await self._secrets.read())
         if not self._transport and s.uri.scheme not in _WEB_SOCKETS and not self.options["verbose"]:
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
+    def _use_login(self, login: Login) -> None:
+        """Let the driver use a login for its next attempt. If it is empty, the driver uses that of its own options."""
+        if login:
+            options: dict[str, Any] = self.options
+            options.update({name: login.get(name) for name in ("user", "password", "token")})
+            options.update({"tls": login["tls"]} if "tls" in login else {})
+            self._user_credentials = login.get("user_credentials")
+            self._nkeys_seed, self._nkeys_seed_str = login.get("nkeys_seed"), login.get("nkeys_seed_str")
+            self._user_jwt_cb = self._signature_cb = self._public_nkey = None
+            self._auth_configured = True
+        if self._user_credentials or self._nkeys_seed or self._nkeys_seed_str:
+            self._setup_nkeys_connect()  # otherwise the driver would always send the public key of the first seed
+
+    async def _process_connect_init(self) -> None:
+        """Log in. After an error that is not its own, the driver would never connect again."""
+        try:
+            await super()._process_connect_init()
+        except Exception as error:
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]  # the driver would only forget it
+            if (reason := _login_error(error)) is not None:
+                raise LoginRefusedError(self._secrets.refused(reason)) from error
+            if isinstance(error, _EXPECTED):
+                raise
+            raise nats.errors.Error(f"cannot log in: {str(error) or type(error).__name__}") from error
+        if self.is_connected:
+            self._secrets.accepted()
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         """Process what a server says about itself. The first time, refuse one that may not answer."""
         if initial_connection and self._server_name not in {None, info.get("server_name")}:
-            if self._transport is not None:
-                self._transport.close()  # type: ignore[no-untyped-call]  # the driver would only forget it
             raise nats.errors.Error("another nats-server listens there")
         await super()._process_info(info, initial_connection)
 
@@ -90,3 +143,11 @@ class _LoginTransport(TcpTransport):
             return
         super().write(self._login + payload)  # type: ignore[no-untyped-call]
         self._login = b""
+
+
+def _login_error(error: Exception) -> str | None:
+    """Return why a login was refused or the encryption did not begin; None if the error is another one."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS with the broker has failed: {error}"
+    reason = str(error).removeprefix("nats: ").strip("'")
+    return f"{LOGIN_REFUSED}: {reason}" if _REFUSED.search(reason) else None
