@@ -3,7 +3,8 @@
 import asyncio
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import nats.errors
@@ -18,8 +19,10 @@ Login = Mapping[str, Any]
 ReadLogin = Callable[[], Login]
 
 LOGIN_REFUSED = "the broker refuses the login"
-_EXPECTED = (OSError, TimeoutError, nats.errors.Error)
-_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
+_REFUSED = re.compile("authorization|authentication|SSL.* alert ", re.IGNORECASE)
+"""What the reasons of a server have that refuses a login. An alert of TLS says that it refuses a certificate."""
+_OF_CONNECTIONS = (OSError, TimeoutError, nats.errors.Error)
+_LOGIN_OPTIONS = {"user", "password", "token", "user_credentials", "nkeys_seed", "nkeys_seed_str", "tls"}
 _WEB_SOCKETS = ("ws", "wss")
 _CONNECT = b"CONNECT "
 
@@ -43,15 +46,17 @@ class LastingClient(Client):
     async def connect(self, *servers: Any, login: ReadLogin | None = None, **options: Any) -> None:
         """Connect. `login` is called for each attempt, also after an outage, in a thread: it can read files again.
 
-        The other arguments are those of the driver. Raises the error of the first call of `login`.
+        The other arguments are those of the driver. Raises the error of the first call of `login`, and ValueError if it
+        returns another option.
         """
         if login is not None:
-            self._secrets = SecretSource(login, "the login at the broker")
+            self._secrets = SecretSource(lambda: _check_login(login()), "the login at the broker")
         await super().connect(*servers, **options)
 
     async def _connect_to_server(self, s: Srv) -> None:
         """Connect to a server, over a `_LoginTransport` if the driver would use its own TCP connection."""
-        self._use_login(await self._secrets.read())
+        with self._login_errors():
+            self._use_login(await self._secrets.read())
         if not self._transport and s.uri.scheme not in _WEB_SOCKETS and not self.options["verbose"]:
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
@@ -70,19 +75,29 @@ class LastingClient(Client):
             self._setup_nkeys_connect()  # otherwise the driver would always send the public key of the first seed
 
     async def _process_connect_init(self) -> None:
-        """Log in. After an error that is not its own, the driver would never connect again."""
-        try:
+        """Log in, and record whether the server accepts the login."""
+        with self._login_errors():
             await super()._process_connect_init()
+        if self.is_connected:
+            self._secrets.accepted()
+
+    @contextmanager
+    def _login_errors(self) -> Iterator[None]:
+        """Raise `LoginRefusedError` if a login cannot be used or is refused.
+
+        Another error than one of its own would end the attempts of the driver to connect again.
+        """
+        try:
+            yield
         except Exception as error:
             if self._transport is not None:
                 self._transport.close()  # type: ignore[no-untyped-call]  # the driver would only forget it
-            if (reason := _login_error(error)) is not None:
-                raise LoginRefusedError(self._secrets.refused(reason)) from error
-            if isinstance(error, _EXPECTED):
+            reason = _login_error(error)
+            if isinstance(error, ConnectionError) and self._secrets.refusal:
+                reason = self._secrets.refusal  # a server that refuses a certificate can also reset the connection
+            if reason is None:
                 raise
-            raise nats.errors.Error(f"cannot log in: {str(error) or type(error).__name__}") from error
-        if self.is_connected:
-            self._secrets.accepted()
+            raise LoginRefusedError(self._secrets.refused(reason)) from error
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         """Process what a server says about itself. The first time, refuse one that may not answer."""
@@ -144,10 +159,29 @@ class _LoginTransport(TcpTransport):
         super().write(self._login + payload)  # type: ignore[no-untyped-call]
         self._login = b""
 
+    async def connect_tls(self, *arguments: Any) -> None:
+        """Begin TLS. If it fails, asyncio would never report the end of the connection, so nothing waits for it."""
+        try:
+            await super().connect_tls(*arguments)
+        except BaseException:
+            if self._io_writer is not None:
+                self._io_writer.transport.abort()
+            self._io_reader = self._io_writer = None
+            raise
+
 
 def _login_error(error: Exception) -> str | None:
-    """Return why a login was refused or the encryption did not begin; None if the error is another one."""
+    """Return why a login failed; None if the error is another one."""
+    reason = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+    if _REFUSED.search(reason):
+        return f"{LOGIN_REFUSED}: {reason}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS with the broker has failed: {error}"
-    reason = str(error).removeprefix("nats: ").strip("'")
-    return f"{LOGIN_REFUSED}: {reason}" if _REFUSED.search(reason) else None
+        return f"TLS with the broker has failed: {reason}"
+    return None if isinstance(error, _OF_CONNECTIONS) else f"cannot log in at the broker: {reason}"
+
+
+def _check_login(login: object) -> Login:
+    """Return a login. Raises ValueError if it is something else."""
+    if not isinstance(login, Mapping) or login.keys() - _LOGIN_OPTIONS:
+        raise ValueError(f"login must return a dictionary with options among {', '.join(sorted(_LOGIN_OPTIONS))}")
+    return login

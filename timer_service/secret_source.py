@@ -22,7 +22,8 @@ class SecretSource(Generic[_T]):
         self._login = login
         self._last = read()
         self._unreadable = ""
-        self._refused = ""
+        self.refusal = ""
+        """Why the server has refused the last secrets; empty if it has accepted them."""
         self._was_accepted = False
 
     async def read(self) -> _T:
@@ -41,15 +42,14 @@ class SecretSource(Generic[_T]):
     def accepted(self) -> None:
         """Record that the server has accepted the secrets."""
         self._was_accepted = True
-        self._refused = ""
+        self.refusal = ""
 
     def refused(self, reason: str) -> str:
-        """Return why the server has refused the secrets. Log it once, until it accepts some.
+        """Return why the secrets were refused, and why they are not the newest ones. Log it, each reason once.
 
-        Before it has accepted any, only the caller reports it.
+        Before the server has accepted any, only the caller reports it.
         """
-        text = "; ".join(filter(None, [reason, self._unreadable]))
-        if self._was_accepted and text != self._refused:
-            log.warning("%s", text)
-        self._refused = text
-        return text
+        if self._was_accepted and reason != self.refusal:
+            log.warning("%s", reason)
+        self.refusal = reason
+        return "; ".join(filter(None, [reason, self._unreadable]))

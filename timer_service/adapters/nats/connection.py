@@ -133,7 +133,7 @@ class Connection:
         while True:
             self.client = self._new()  # each attempt needs another one
             try:
-                # The driver hangs after a certificate that it does not trust.
+                # A server that accepts connections can answer slowly.
                 async with asyncio.timeout_at(give_up_at):
                     await self.client.connect(
                         [url.strip() for url in urls.split(",")],
