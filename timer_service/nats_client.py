@@ -5,10 +5,11 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, Srv
+from nats.aio.client import Client, RawCredentials, Srv
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
@@ -41,7 +42,7 @@ class LastingClient(Client):
         """Refuse servers with another name than `server_name`, before a login is sent; None: any server may answer."""
         super().__init__()
         self._server_name = server_name
-        self._secrets = SecretSource[Login](dict, "the login at the broker")
+        self._secrets = SecretSource[Login | None](lambda: None, "the login at the broker")
 
     async def connect(self, *servers: Any, login: ReadLogin | None = None, **options: Any) -> None:
         """Connect. `login` is called for each attempt, also after an outage, in a thread: it can read files again.
@@ -61,9 +62,9 @@ class LastingClient(Client):
             self._transport = _LoginTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
-    def _use_login(self, login: Login) -> None:
-        """Let the driver use a login for its next attempt. If it is empty, the driver uses that of its own options."""
-        if login:
+    def _use_login(self, login: Login | None) -> None:
+        """Let the driver use a login for its next attempt; None: the one in its own options."""
+        if login is not None:
             options: dict[str, Any] = self.options
             options.update({name: login.get(name) for name in ("user", "password", "token")})
             options.update({"tls": login["tls"]} if "tls" in login else {})
@@ -73,6 +74,14 @@ class LastingClient(Client):
             self._auth_configured = True
         if self._user_credentials or self._nkeys_seed or self._nkeys_seed_str:
             self._setup_nkeys_connect()  # otherwise the driver would always send the public key of the first seed
+
+    def _read_creds_user_jwt(self, creds: str | Path | RawCredentials) -> bytearray:
+        """Return the JWT of a user. In a file without one, such as one that is being written, the driver would hang."""
+        text = creds.data if isinstance(creds, RawCredentials) else Path(creds).read_text("utf-8")
+        if "BEGIN NATS USER JWT" not in text:
+            raise nats.errors.InvalidUserCredentialsError
+        jwt: bytearray = super()._read_creds_user_jwt(RawCredentials(text))
+        return jwt
 
     async def _process_connect_init(self) -> None:
         """Log in, and record whether the server accepts the login."""

@@ -113,13 +113,13 @@ def test_secret_from_a_file(folder: Path) -> None:
     (folder / "secret").write_text("another")
     assert config.secret("nats_token") == "another"
     (folder / "secret").write_text("")
-    with pytest.raises(StartError, match="^TIMER_NATS_TOKEN_FILE: names an empty file; write the secret into it$"):
+    with pytest.raises(StartError, match="TIMER_NATS_TOKEN_FILE: names an empty file; write the secret into it"):
         config.secret("nats_token")
     (folder / "url").write_text("postgresql://kim@host/timers")
     config = load_config(database_url_file=folder / "url")
     assert (config.engine, config.postgres_url) == ("postgres", "postgresql://kim@host/timers")
     (folder / "url").write_text("mysql://kim:s3cret@host/timers")
-    with pytest.raises(StartError, match="^TIMER_DATABASE_URL_FILE: must be postgresql://[^3]*$"):
+    with pytest.raises(StartError, match=r"^TIMER_DATABASE_URL_FILE: must be postgresql://[^3]*$"):
         _ = config.postgres_url
 
 

@@ -72,11 +72,11 @@ def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> 
 
 def test_files_of_the_settings(tmp_path: Path) -> None:
     """The files for TLS and of the credentials reach the login under their own names."""
-    files = {name: tmp_path / name for name in ("credentials", "tls_ca", "tls_cert", "tls_key")}
-    for file in files.values():
+    files = credentials, ca, cert, key = [tmp_path / name for name in ("credentials", "ca", "cert", "key")]
+    for file in files:
         file.touch()
-    config = load_config(**{f"nats_{name}": file for name, file in files.items()})
-    assert nats_login(config) == Login(**files)
+    config = load_config(nats_credentials=credentials, nats_tls_ca=ca, nats_tls_cert=cert, nats_tls_key=key)
+    assert nats_login(config) == Login(credentials=credentials, tls_ca=ca, tls_cert=cert, tls_key=key)
 
 
 def test_files_are_read_again(tmp_path: Path) -> None:
