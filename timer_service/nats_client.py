@@ -75,13 +75,16 @@ class LastingClient(Client):
         if self._user_credentials or self._nkeys_seed or self._nkeys_seed_str:
             self._setup_nkeys_connect()  # otherwise the driver would always send the public key of the first seed
 
-    def _read_creds_user_jwt(self, creds: str | Path | RawCredentials) -> bytearray:
-        """Return the JWT of a user. In a file without one, such as one that is being written, the driver would hang."""
-        text = creds.data if isinstance(creds, RawCredentials) else Path(creds).read_text("utf-8")
-        if "BEGIN NATS USER JWT" not in text:
-            raise nats.errors.InvalidUserCredentialsError
-        jwt: bytearray = super()._read_creds_user_jwt(RawCredentials(text))
-        return jwt
+    def _setup_nkeys_jwt_connect(self) -> None:
+        """Read a file with credentials once. The driver would search forever in one that is not written to its end."""
+        file = self._user_credentials
+        if isinstance(file, str | Path):
+            text = Path(file).read_text("utf-8")
+            if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
+                raise nats.errors.InvalidUserCredentialsError
+            self._user_credentials = RawCredentials(text)
+        super()._setup_nkeys_jwt_connect()
+        self._user_credentials = file
 
     async def _process_connect_init(self) -> None:
         """Log in, and record whether the server accepts the login."""
