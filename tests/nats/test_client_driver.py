@@ -266,7 +266,7 @@ async def test_first_logins_that_cannot_be_used(tmp_path: Path) -> None:
     async with NatsServer(tmp_path / "nats", rotation.server(0)) as server:
         url = server.url.replace("nats:", "tls:")
         async with asyncio.timeout(5):
-            with pytest.raises(NoAnswerError, match="TLS with the broker has failed: .*self-signed"):
+            with pytest.raises(NoAnswerError, match=r"TLS with the broker has failed: .*self-signed"):
                 async with open_connection(url, "user", "timer", {"login": rotation.login}):
                     pass
     credentials = tmp_path / "user.creds"
