@@ -36,6 +36,7 @@ from timer_service.client.lookup import Broker, find_broker
 from timer_service.client.models import (
     Backfill,
     BuriedEvent,
+    CalendarInterval,
     CatchUp,
     Counts,
     DeadLetter,
@@ -54,6 +55,7 @@ from timer_service.client.models import (
     Timer,
 )
 from timer_service.client.names import (
+    CalendarUnit,
     CatchUpPolicy,
     EffectStatus,
     FiringStatus,
@@ -86,6 +88,8 @@ __all__ = [
     "Backfill",
     "Broker",
     "BuriedEvent",
+    "CalendarInterval",
+    "CalendarUnit",
     "CatchUp",
     "CatchUpPolicy",
     "CommandError",
