@@ -24,7 +24,7 @@ from timer_service.client import (
     WorkflowStart,
 )
 
-app = typer.Typer(help="Recurring timers: cron expressions, calendar intervals and fixed intervals.", no_args_is_help=True)
+app = typer.Typer(help="Recurring timers: cron expressions and intervals.", no_args_is_help=True)
 
 _UNITS: Mapping[str, CalendarUnit] = {"day": "days", "week": "weeks", "month": "months"}
 _CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T\S+)", re.ASCII | re.IGNORECASE)
