@@ -56,7 +56,7 @@ poll          of a worker: a request for a task, held until there is one; of a l
 position      where a command is in the command log: (epoch, sequence)
 reader        the part that reads the command log and applies the commands; one process at a time has it
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
-recurrence    a cron expression in a zone, or a fixed interval; it names slots
+recurrence    a cron expression or a calendar interval in a zone, or a fixed interval; it names slots
 relay         the worker that claims rows, publishes their events and settles the rows
 release       end a claim as if it had not been made
 requeue       return a buried row to state Waiting

@@ -93,6 +93,7 @@ def read_definition(payload: Mapping[str, Any]) -> Definition:
     recurrence = Recurrence(
         cron=payload.get("cron"),
         every=read_duration(payload["every"]) if "every" in payload else None,
+        days=_days(**payload["calendar"]) if "calendar" in payload else None,
         zone=payload.get("zone", "UTC"),
         start=parse_instant(payload["startAt"]) if "startAt" in payload else None,
         end=parse_instant(payload["endAt"]) if "endAt" in payload else None,
@@ -107,6 +108,11 @@ def read_definition(payload: Mapping[str, Any]) -> Definition:
         data=json.dumps(payload["data"]) if "data" in payload else None,
         topic=payload.get("topic"),
     )
+
+
+def _days(every: int, unit: str, anchor: str) -> tuple[int, str]:
+    """Return a calendar interval of days or weeks in days, with its anchor."""
+    return every * {"days": 1, "weeks": 7}[unit], anchor
 
 
 def read_duration(value: str | int) -> int:

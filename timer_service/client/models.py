@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from timer_service.client.names import (
+    CalendarUnit,
     CatchUpPolicy,
     EndReason,
     FiringStatus,
@@ -210,6 +211,19 @@ class Backfill(View, wire={"from_at": "from", "to_at": "to"}):
     """When they are tried again, if there is a `last_error`."""
 
 
+class CalendarInterval(View):
+    """Every so many days, weeks or months at a wall-clock time, from the anchor on."""
+
+    every: int
+    unit: Open[CalendarUnit]
+    anchor: datetime
+    """The first slot, without a timezone: it is in the zone of the schedule."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the value as in the messages."""
+        return {"every": self.every, "unit": self.unit, "anchor": self.anchor.isoformat()}
+
+
 class Schedule(View):
     """A schedule."""
 
@@ -219,6 +233,7 @@ class Schedule(View):
     cron: str | None = None
     zone: str | None = None
     every: timedelta | None = None
+    calendar: CalendarInterval | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
     max_count: int | None = None

@@ -34,6 +34,9 @@ EndReason = Literal["end_at", "max_count", "no_more_slots"]
 SkipReason = Literal["busy", "exists", "cancelled", "over_quota"]
 """Why a slot started no workflow."""
 
+CalendarUnit = Literal["days", "weeks", "months"]
+"""The unit of a calendar interval."""
+
 CatchUpPolicy = Literal["last", "skip", "all"]
 """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""
 

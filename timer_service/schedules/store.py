@@ -15,6 +15,7 @@ from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
+from timer_service.schedules.calendar.interval import CalendarInterval
 from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
 from timer_service.schedules.schedule import CLOCKS_APART_MS, Definition, Key, Schedule
@@ -37,7 +38,7 @@ _ADVANCES = (
 )
 """The columns that a pass can change."""
 _DEFINITION = (
-    *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
+    *("cron", "every_ms", "calendar", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
     *("catch_up", "late_by_ms", "catch_up_limit", "start", "topic", "data_size"),
 )
 _OTHERS = (
@@ -210,7 +211,7 @@ def key_of(row: Row) -> Key:
 
 def _definition(row: Row, data: str | None) -> Definition:
     return Definition(
-        recurrence=Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"]),
+        recurrence=read_recurrence(row),
         max_count=row["max_count"],
         jitter_ms=row["jitter_ms"],
         policy=Policy(row["catch_up"]),
@@ -220,6 +221,18 @@ def _definition(row: Row, data: str | None) -> Definition:
         start=read_spec(row["start"]),
         topic=row["topic"],
     )
+
+
+def read_recurrence(row: Row) -> Recurrence:
+    """Return the recurrence in a row of `schedules` or `schedule_backfills`."""
+    calendar = None if row["calendar"] is None else CalendarInterval(*json.loads(row["calendar"]))
+    return Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"], calendar)
+
+
+def recurrence_columns(recurrence: Recurrence) -> Mapping[str, Any]:
+    """Return the columns of a recurrence."""
+    calendar = None if recurrence.calendar is None else dump_data(recurrence.calendar)
+    return {**recurrence._asdict(), "calendar": calendar}
 
 
 def read_spec(text: str | None) -> WorkflowSpec | None:
@@ -257,7 +270,7 @@ def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
     if definition is None:
         return {**dict.fromkeys(_DEFINITION), "data": None, "data_size": 0}
     return {
-        **definition.recurrence._asdict(),
+        **recurrence_columns(definition.recurrence),
         "max_count": definition.max_count,
         "jitter_ms": definition.jitter_ms,
         "catch_up": definition.policy,
