@@ -3,8 +3,10 @@
 A schedule gets the rules of another zone in its row, as if its own zone had these rules after a restart.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows.commands.slot_start import start_workflows
 
 OLD, LATER, EARLIER = "Etc/GMT-2", "Etc/GMT-1", "Etc/GMT-3"
+EACH_DAY = [{"cron": "0 10 * * *"}, {"calendar": {"every": 1, "unit": "days", "anchor": "2020-01-01T10:00"}}]
 
 
 async def change_rules(schedules: Schedules, zone: str) -> None:
@@ -37,10 +40,13 @@ async def advance_to(schedules: Schedules, at: str) -> None:
     await schedules.advance(seconds=missing)
 
 
+@pytest.mark.parametrize("times", EACH_DAY)
 @pytest.mark.parametrize(("zone", "hour"), [(LATER, 9), (EARLIER, 7)])
-async def test_waiting_slot_moves(schedules: Schedules, zone: str, hour: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_waiting_slot_moves(
+    schedules: Schedules, times: Mapping[str, Any], zone: str, hour: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A slot that waits moves to its instant by the new rules and fires once. A log line says so."""
-    await schedules.put(cron="0 10 * * *", zone=OLD)
+    await schedules.put(**times, zone=OLD)
     first, second = instant(schedules.clock, hour), instant(schedules.clock, hour, 2)
     await advance_to(schedules, instant(schedules.clock, 0))
     before = await schedules.fired()
@@ -54,10 +60,11 @@ async def test_waiting_slot_moves(schedules: Schedules, zone: str, hour: int, ca
     assert [each for each in await schedules.fired() if each not in before] == [first, second]
 
 
+@pytest.mark.parametrize("times", EACH_DAY)
 @pytest.mark.parametrize("zone", [LATER, EARLIER])
-async def test_slot_that_has_fired(schedules: Schedules, zone: str) -> None:
+async def test_slot_that_has_fired(schedules: Schedules, times: Mapping[str, Any], zone: str) -> None:
     """A time of the clock that has fired by the old rules does not fire again by the new ones on this day."""
-    await schedules.put(cron="0 10 * * *", zone=OLD)
+    await schedules.put(**times, zone=OLD)
     old, hour = instant(schedules.clock, 8), 9 if zone == LATER else 7
     second = instant(schedules.clock, hour, 2)
     await advance_to(schedules, old)
