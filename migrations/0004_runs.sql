@@ -6,6 +6,7 @@ CREATE TABLE runs (
     run_id TEXT COLLATE BINARY NOT NULL,
     status TEXT COLLATE BINARY,
     digest TEXT,
+    attempt INTEGER NOT NULL DEFAULT 1 CHECK (attempt > 0),  -- 1, and one more for each RetryRun
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
@@ -29,6 +30,7 @@ CREATE TABLE runs (
     PRIMARY KEY (tenant_id, run_id),
     CHECK (CASE status
         WHEN 'running' THEN digest IS NOT NULL AND settled_at IS NULL AND flaw_code IS NULL
+        WHEN 'cancelling' THEN digest IS NOT NULL AND settled_at IS NULL AND open_jobs > 0 AND open_groups = 0
         WHEN 'success' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL AND failed_jobs = 0
         WHEN 'failed' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
         WHEN 'cancelled' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
@@ -74,6 +76,8 @@ CREATE TABLE run_jobs (
     settled_at BIGINT,
     stale_after_ms BIGINT CHECK (stale_after_ms > 0),
     stale_at BIGINT,
+    always INTEGER NOT NULL DEFAULT 0 CHECK (always IN (0, 1)),
+    attempt INTEGER NOT NULL DEFAULT 1 CHECK (attempt > 0),  -- the attempt of the run in which it began
     PRIMARY KEY (tenant_id, run_id, job_name),
     CHECK ((payload IS NULL) = (payload_bytes = 0)),
     CHECK ((outputs IS NULL) = (outputs_bytes IS NULL)),
@@ -163,6 +167,7 @@ CREATE TABLE run_announcements (
     run_id TEXT COLLATE BINARY NOT NULL,
     job_name TEXT COLLATE BINARY NOT NULL,
     deferred_at BIGINT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 1,  -- that of the job
     caused_by TEXT,  -- the id of the command that made the job ready or skipped it
     outputs_share INTEGER NOT NULL CHECK (outputs_share > 0),  -- how many bytes of outputs a JobReady has at most
     last_error TEXT,

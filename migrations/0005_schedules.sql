@@ -6,6 +6,7 @@ CREATE TABLE schedules (
     status TEXT COLLATE BINARY NOT NULL,
     cron TEXT,
     every_ms BIGINT CHECK (every_ms >= 1000),
+    calendar TEXT,  -- JSON: every, unit and anchor
     zone TEXT,
     start_at BIGINT,
     end_at BIGINT,
@@ -19,7 +20,9 @@ CREATE TABLE schedules (
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
     after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
+    after_wall_at BIGINT,  -- what the clocks of the zone showed at the last slot that was fired or skipped, as an instant in UTC
     slot_at BIGINT,
+    zone_rules TEXT,  -- a hash of the zone's data, from which `slot_at` was computed
     available_at BIGINT,
     fired_count INTEGER NOT NULL CHECK (fired_count >= 0),
     missed_since BIGINT,
@@ -54,8 +57,9 @@ CREATE TABLE schedules (
     CHECK ((status = 'ended') = (end_reason IS NOT NULL)),
     -- A schedule has one recurrence, and a tombstone has none.
     CHECK (CASE status
-        WHEN 'deleted' THEN cron IS NULL AND every_ms IS NULL AND data IS NULL AND topic IS NULL
-        ELSE (cron IS NULL) <> (every_ms IS NULL) AND zone IS NOT NULL AND jitter_ms IS NOT NULL
+        WHEN 'deleted' THEN COALESCE(cron, calendar, data, topic) IS NULL AND every_ms IS NULL
+        ELSE CASE WHEN cron IS NULL THEN (every_ms IS NULL) <> (calendar IS NULL) ELSE every_ms IS NULL AND calendar IS NULL END
+            AND zone IS NOT NULL AND jitter_ms IS NOT NULL
             AND catch_up IS NOT NULL AND late_by_ms IS NOT NULL AND catch_up_limit IS NOT NULL
     END),
     CHECK ((data IS NULL) = (data_size = 0)),
@@ -102,6 +106,7 @@ CREATE TABLE schedule_backfills (
     skipped_count INTEGER NOT NULL CHECK (skipped_count >= 0),
     cron TEXT,
     every_ms BIGINT CHECK (every_ms >= 1000),
+    calendar TEXT,  -- JSON: every, unit and anchor
     zone TEXT NOT NULL,
     start_at BIGINT,
     end_at BIGINT,
@@ -121,7 +126,7 @@ CREATE TABLE schedule_backfills (
     CHECK (after_at >= from_at - 1 AND after_at < to_at),
     -- A backfill that has handled as many slots as it may has ended, and has no row.
     CHECK (fired_count + skipped_count < slot_limit),
-    CHECK ((cron IS NULL) <> (every_ms IS NULL)),
+    CHECK (CASE WHEN cron IS NULL THEN (every_ms IS NULL) <> (calendar IS NULL) ELSE every_ms IS NULL AND calendar IS NULL END),
     CHECK ((data IS NULL) = (data_size = 0))
 );
 

@@ -6,7 +6,9 @@ once, never early, and always under the same id.
 Each word below has this one meaning in the package:
 
 allowance     the bytes of events that a tenant may publish, if it has the limit `published_events`
-attempt       the number of times a row was claimed; a released claim does not count
+always        of a job: it runs however the jobs it needs end, and also if its run is cancelled or rejected
+attempt       the number of times a row was claimed; a released claim does not count; of a run: 1, and one more for
+              each RetryRun
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
 backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is
 blocked       waiting for a lock of another session, or for a statement that takes too long
@@ -54,12 +56,12 @@ poll          of a worker: a request for a task, held until there is one; of a l
 position      where a command is in the command log: (epoch, sequence)
 reader        the part that reads the command log and applies the commands; one process at a time has it
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
-recurrence    a cron expression in a zone, or a fixed interval; it names slots
+recurrence    a cron expression or a calendar interval in a zone, or a fixed interval; it names slots
 relay         the worker that claims rows, publishes their events and settles the rows
 release       end a claim as if it had not been made
 requeue       return a buried row to state Waiting
 resubmit      publish a parked event again to its consumer; of a dead letter: send the command again
-retry         end a claim after a failure; the row is available again after a backoff
+retry         end a claim after a failure; the row is available again after a backoff; of a run: run failed jobs again
 run           a graph of jobs, executed by the users' workers
 schedule      a recurrence and what it fires; one row of `schedules`, keyed (tenant_id, schedule_id)
 settle        end a claim: complete, retry, bury or release

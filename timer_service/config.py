@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -35,6 +35,8 @@ from timer_service.setting_types import (
     SecretFile,
     Subject,
     is_subject,
+    read_database_url,
+    read_secret,
 )
 
 _PREFIX = "TIMER_"
@@ -133,13 +135,26 @@ class Config(BaseSettings):
     @property
     def engine(self) -> str:
         """The database engine: `sqlite` or `postgres`."""
-        return "sqlite" if self.postgres_url is None else "postgres"
+        return "postgres" if self._sources("database_url") else "sqlite"
 
     @property
     def postgres_url(self) -> str | None:
-        """The URL of the PostgreSQL database; None if the database is the SQLite file."""
-        url = self.database_url or self.database_url_file
-        return None if url is None else url.get_secret_value()
+        """The URL of the PostgreSQL database; None if the database is the SQLite file. See `secret`."""
+        return self.secret("database_url", read_database_url)
+
+    def secret(self, field: str, read: Callable[[Path], str] = read_secret) -> str | None:
+        """Return the secret of a field, from its variable or from its file, which is read at each call.
+
+        Raises `StartError` with the name of the variable if the file cannot be read.
+        """
+        value: SecretStr | None = getattr(self, field)
+        file: Path | None = getattr(self, f"{field}_file")
+        try:
+            if value is not None or file is None:
+                return None if value is None else value.get_secret_value()
+            return read(file)
+        except PydanticCustomError as error:
+            raise StartError(f"{_variable(f'{field}_file')}: {error.message()}") from error
 
     @model_validator(mode="after")
     def _one_source_of_each_secret(self) -> Self:

@@ -69,13 +69,17 @@ def _is_postgres_url(url: str) -> bool:
     return parts.scheme in {"postgresql", "postgres"} and port != 0 and is_encoded
 
 
-def _database_url(value: SecretStr) -> SecretStr:
-    if not _is_postgres_url(value.get_secret_value()):
+def _check_database_url(url: str) -> None:
+    if not _is_postgres_url(url):
         raise PydanticCustomError(
             "database_url",
             "must be postgresql://user:password@host:port/database, such as postgresql://timer:p%2Fw@localhost/timer; "
             "the characters / ? # @ : % in the password must be percent-encoded",
         )
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    _check_database_url(value.get_secret_value())
     return value
 
 
@@ -97,17 +101,33 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _content(path: object) -> object:
-    """Return the secret in a file. A secret that an override gives is returned as it is."""
-    if isinstance(path, SecretStr):
-        return path
+def read_secret(path: Path) -> str:
+    """Return the secret in a file. Raises `PydanticCustomError`, with a reason for users, if it has none."""
     try:
-        content = _read(Path(str(path)), _MOST_FILE_MIB).decode().strip()
+        content = _read(path, _MOST_FILE_MIB).decode().strip()
     except UnicodeDecodeError as error:
         raise PydanticCustomError("file", "names a file that is not UTF-8 text; write the secret as text") from error
     if not content:
         raise PydanticCustomError("file", "names an empty file; write the secret into it")
     return content
+
+
+def read_database_url(path: Path) -> str:
+    """Return the URL of a PostgreSQL database in a file. Raises `PydanticCustomError` as `read_secret` does."""
+    url = read_secret(path)
+    _check_database_url(url)
+    return url
+
+
+def _secret_file(path: Path) -> Path:
+    """Return the path of a file with a secret. It is read again when the secret is used."""
+    read_secret(path)
+    return path
+
+
+def _database_url_file(path: Path) -> Path:
+    read_database_url(path)
+    return path
 
 
 def _readable(path: Path) -> Path:
@@ -162,8 +182,8 @@ Milliseconds = Annotated[
 ]
 """A duration, written as a whole number of milliseconds from 1 ms to a day."""
 
-SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
-"""A secret, written as the path of a file that contains it."""
+SecretFile = Annotated[Path, AfterValidator(_secret_file)]
+"""The path of a file that contains a secret."""
 
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 """The path of a readable file."""
@@ -177,8 +197,8 @@ BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 """The URL of a PostgreSQL database."""
 
-DatabaseUrlFile = Annotated[SecretFile, AfterValidator(_database_url)]
-"""The same, written as the path of a file that contains it."""
+DatabaseUrlFile = Annotated[Path, AfterValidator(_database_url_file)]
+"""The path of a file that contains such a URL."""
 
 Subject = Annotated[str, AfterValidator(_subject)]
 """The first words of subjects."""

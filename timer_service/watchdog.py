@@ -5,21 +5,20 @@ The loop cannot notice this, because such code does not return to it. So a threa
 
 import asyncio
 import logging
-import sys
 import threading
 import time
-import traceback
+
+from timer_service.sigterm import stack_of
 
 log = logging.getLogger(__name__)
 
 SLOW_SECONDS = 5.0
 """Code that takes longer is logged. After twice as long, the shortest lease has ended."""
-_MOST_FRAMES = 5
 
 
 async def watch_loop(consequence: str) -> None:
     """Log each time that code blocks this event loop for long, and the consequence, until cancelled."""
-    watchdog = _Watchdog(threading.get_ident(), consequence)
+    watchdog = _Watchdog(threading.get_ident(), asyncio.get_running_loop(), consequence)
     threading.Thread(target=watchdog.look, name="timer-watchdog", daemon=True).start()
     try:
         while True:
@@ -30,11 +29,12 @@ async def watch_loop(consequence: str) -> None:
 
 
 class _Watchdog:
-    def __init__(self, thread: int, consequence: str) -> None:
+    def __init__(self, thread: int, loop: asyncio.AbstractEventLoop, consequence: str) -> None:
         self.done = threading.Event()
         self.seen_at = time.monotonic()
         """When the loop went on last."""
         self._thread = thread
+        self._loop = loop
         self._consequence = consequence
 
     def look(self) -> None:
@@ -44,6 +44,7 @@ class _Watchdog:
             seen_at = self.seen_at
             if seen_at != logged_at and time.monotonic() - seen_at > SLOW_SECONDS:
                 logged_at = seen_at
-                where = "".join(traceback.format_stack(sys._current_frames().get(self._thread))[-_MOST_FRAMES:])  # noqa: SLF001 - documented
-                text = "code has run for %.0f s without an await; %s:\n%s"
-                log.warning(text, SLOW_SECONDS, self._consequence, where)
+                task = asyncio.current_task(self._loop)
+                who = "code" if task is None else f"code ({task.get_name()})"
+                text = "%s has run for %.0f s without an await; %s:\n%s"
+                log.warning(text, who, SLOW_SECONDS, self._consequence, stack_of(self._thread))

@@ -40,7 +40,7 @@ def create_app(tenant: str, ack_wait: timedelta) -> TimerApp:
 async def run_job(app: TimerApp, event: JobReady) -> None:
     """Run the command of a job. If it lists the jobs of a group, resolve the group."""
     runs = app.client.runs
-    await runs.report(event.tenant, event.run_id, event.job_name, "running")
+    await runs.report(event.tenant, event.run_id, event.job_name, "running", attempt=event.attempt)
     started = time.monotonic()
     payload = event.payload or {}
     code, output = await run_command(payload)
@@ -49,7 +49,7 @@ async def run_job(app: TimerApp, event: JobReady) -> None:
         await runs.resolve_group(event.tenant, event.run_id, payload["resolves"], jobs)
     status = "failed" if code else "success"
     outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-MAX_OUTPUT:]}
-    await runs.report(event.tenant, event.run_id, event.job_name, status, outputs=outputs)
+    await runs.report(event.tenant, event.run_id, event.job_name, status, outputs=outputs, attempt=event.attempt)
     print(f"{event.job_name}: {status} after {outputs['seconds']} s", flush=True)
 
 

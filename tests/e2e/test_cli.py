@@ -83,6 +83,14 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("trigger acme a --data 1", 0, "triggered: acme/a (active, "),
         ("backfill acme a --from 2100-01-02T00:00:00Z --to 2101-01-01T00:00:00Z", 1, "nothing_due: acme/a (active, "),
         ("preview acme --cron 30_2_*_*_* --zone Europe/Berlin --from 2027-03-28T00:00:00Z", 0, "03:00:00 CEST"),
+        (
+            "put acme pay --calendar 2_weeks_from_2100-01-01T09:00 --zone Europe/Berlin",
+            0,
+            "created: acme/pay (active, next slot 2100-01-01T08:00:00Z  Fri 2100-01-01 09:00:00 CET",
+        ),
+        ("get acme pay", 0, "every 2 weeks from 2100-01-01T09:00:00 in Europe/Berlin\n"),
+        ("put acme pay --calendar 2_weeks_from_2100-01-01T09:00Z", 2, "as the clocks of --zone show it"),
+        ("delete acme pay", 0, "deleted: acme/pay\n"),
         ("list acme --status active --topic report", 0, "  0 9 * * * in Europe/Berlin\n"),
         ("get acme a", 0, "topic         report\n"),
         ("delete acme a", 0, "deleted: acme/a\n"),
@@ -114,7 +122,17 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("start acme b circle.json", 1, "run_rejected: acme/b (rejected, 0 open): its graph cannot be run\n"),
         ("get acme b", 0, "  CYCLE: a > a\n"),
         ("list acme --status cancelled", 0, "a    cancelled  0     "),
-        ("report acme a lint success", 1, "already_ended: acme/a (cancelled, 0 open): the run or the job has already"),
+        ("report acme a lint success", 1, "already_ended: acme/a (cancelled, 0 open): the run, the job or its attempt"),
+        ("retry acme a", 0, "retried: acme/a (running, 4 open): its failed and cancelled jobs run again"),
+        ("get acme a", 0, "acme/a  running, attempt 2  (4 pending)\n"),
+        ("report acme a lint failed --attempt 1", 1, "already_ended: acme/a (running, "),
+        ("report acme a lint failed --attempt 2", 0, "recorded: acme/a (running, "),
+        ("start acme c clean.json", 0, "started: acme/c (running, 2 open)\n"),
+        ("cancel acme c", 0, "cancelled: acme/c (cancelling, 1 open)\n"),
+        ("get acme c", 0, "2     clean  ready      a (even if it fails), always\n"),
+        ("retry acme c", 0, "unchanged: acme/c (cancelling, 1 open): already in that state\n"),
+        ("list acme --status cancelling", 0, "c    cancelling  1     "),
+        ("retry acme nobody", 1, "not_found: acme/nobody: there is no such run\n"),
     ],
 }
 """Commands on a resource in their order, their exit codes, and a part of what each prints. `_` stands for a space."""
@@ -128,6 +146,8 @@ async def test_life_of_a_resource(cli: Cli, service: Service, resource: str) -> 
     run = {"groups": ["tests"], "jobs": [{"name": name, "needs": needs[name]} for name in needs]}
     (cli.folder / "run.json").write_text(json.dumps(run))
     (cli.folder / "circle.json").write_text(json.dumps({"jobs": [{"name": "a", "needs": ["a"]}]}))
+    always = [{"name": "a"}, {"name": "clean", "needs": ["a"], "always": True}]
+    (cli.folder / "clean.json").write_text(json.dumps({"jobs": always}))
     (cli.folder / "tests.json").write_text(json.dumps({"jobs": [{"name": "unit", "needs": ["lint"]}]}))
     for arguments, code, text in LIVES[resource]:
         with case(arguments):

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.conftest import ON_SQLITE
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
+    CalendarInterval,
     CatchUp,
     Schedule,
     ScheduleEnded,
@@ -125,6 +126,9 @@ async def test_preview(client: TimerClient) -> None:
         "2027-03-28T01:00:00+00:00",  # 02:30 does not exist on that day
         "2027-03-29T00:30:00+00:00",
     ]
+    pay = CalendarInterval(every=1, unit="months", anchor=datetime(2027, 1, 31, 2, 30))  # noqa: DTZ001 - wall time
+    slots = await client.schedules.preview("acme", calendar=pay, zone="Europe/Berlin", count=3)
+    assert [slot.isoformat()[:16] for slot in slots] == ["2027-01-31T01:30", "2027-02-28T01:30", "2027-03-31T00:30"]
     last_two = await client.schedules.preview("acme", every=HOUR, start_at=start, end_at=start + 2 * HOUR, from_at=PAST)
     assert last_two == [start, start + HOUR]
     begin, leap_sundays = datetime(2026, 1, 1, tzinfo=UTC), "0 0 29 2 */7"

@@ -2,12 +2,12 @@
 
 import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.harness.processes import NatsServer
+from tests.harness.rotations import make_certificate
 from timer_service.adapters.nats import Login, NatsBroker
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -37,18 +37,6 @@ async def test_tls_certificate_connects(tmp_path: Path) -> None:
 
 
 async def check_connects(url: str, login: Login) -> None:
-    broker = await NatsBroker.connect(url, "timer", login=login, reply_prefix="_INBOX.", manage_streams=True)
+    broker = await NatsBroker.connect(url, "timer", login=login.options, reply_prefix="_INBOX.", manage_streams=True)
     assert broker.health.reason is None
     await broker.close()
-
-
-def make_certificate(folder: Path) -> None:
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem", "-days", "1", "-subj", "/CN=timers"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )

@@ -16,12 +16,12 @@ import asyncpg
 import pytest
 
 from tests.e2e.conftest import User
-from tests.e2e.test_logins import make_certificate
 from tests.harness.cases import case
 from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body
+from tests.harness.rotations import make_certificate
 from timer_service.app.slices import SLICES
 from timer_service.core.values.address import kebab
 
@@ -54,6 +54,7 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("ReportJobStatus", {"runId": "run-1", "jobName": "a", "status": "success"}),
     ("ResolveGroup", {"runId": "run-1", "groupName": "none", "jobs": []}),
     ("CancelRun", {"runId": "run-1"}),
+    ("RetryRun", {"runId": "run-1"}),
     ("StartWorkflow", {"workflowId": "workflow-1", "type": "order", "deadlineAt": DUE}),
     ("StartWorkflow", {"workflowId": "workflow-2", "type": "order"}),
     ("SendToWorkflow", {"workflowId": "workflow-2", "name": "approval"}),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,46 @@ async def until(user: User, job: str, *statuses: str) -> None:
 
 
 @pytest.mark.slow
+async def test_retry_with_kills(user: User, service: Service, executor: Executor, tmp_path: Path) -> None:
+    """A run is retried while service and executor are killed. Each job has one JobReady in each of its attempts."""
+    flag = tmp_path / "repaired"
+    repaired = {"run": ["python", "-c", f"import pathlib, sys; sys.exit(not pathlib.Path({str(flag)!r}).exists())"]}
+    jobs = [
+        {"name": "first", "payload": {"run": QUICK}},
+        {"name": "flaky", "needs": ["first"], "payload": repaired},
+        {"name": "after", "needs": ["flaky"], "payload": {"run": QUICK}},
+        {"name": "clean", "needs": ["after"], "payload": {"run": QUICK}, "always": True},
+    ]
+    await user.js.publish("timer.cmd.v1.acme.start-run", body("StartRun", "acme", {"runId": "push-1", "jobs": jobs}))
+    executor.launch()
+    await until(user, "clean", "success")
+    flag.touch()
+    retry = body("RetryRun", "acme", {"runId": "push-1"})
+    await asyncio.gather(user.js.publish("timer.cmd.v1.acme.retry-run", retry), service.kill(), executor.kill())
+    await service.start()
+    executor.launch()
+    await until(user, "after", "success")
+    await service.kill()
+    await service.start()
+    completed = await until_completed(user, 2)
+    ready = [json.loads(each.data) for each in await user.read("TIMER_EVT", "timer.evt.v1.acme.job-ready")]
+    attempts = Counter((each["payload"]["jobName"], each["payload"].get("attempt", 1)) for each in ready)
+    assert attempts == Counter(
+        [("first", 1), ("flaky", 1), ("clean", 1), *((name, 2) for name in ("flaky", "after", "clean"))]
+    )
+    assert [each["payload"]["status"] for each in completed] == ["failed", "success"]
+    assert len({each["id"] for each in (*ready, *completed)}) == 8
+
+
+async def until_completed(user: User, count: int) -> list[Any]:
+    """Wait until `count` RunCompleted are stored, and return them."""
+    async with asyncio.timeout(60):
+        while len(found := await user.read("TIMER_EVT", "timer.evt.v1.acme.run-completed")) < count:
+            await asyncio.sleep(0.02)
+    return [json.loads(each.data) for each in found]
+
+
+@pytest.mark.slow
 async def test_pipeline_with_kills(user: User, service: Service, executor: Executor) -> None:
     """A pipeline with a dynamic group completes although executor and service are killed while it runs."""
     jobs = [{**job, "payload": payload(job["name"])} for job in PIPELINE["jobs"]]
@@ -64,9 +105,7 @@ async def test_pipeline_with_kills(user: User, service: Service, executor: Execu
     executor.launch()
     await until(user, "notify", "success")
     await user.until_handled()
-    async with asyncio.timeout(60):
-        while not (ended := await user.read("TIMER_EVT", "timer.evt.v1.acme.run-completed")):
-            await asyncio.sleep(0.02)
+    ended = await until_completed(user, 1)
     ready = [json.loads(each.data) for each in await user.read("TIMER_EVT", "timer.evt.v1.acme.job-ready")]
     run = await get_run(user)
     assert (run["status"], run["counts"], len(ended)) == ("success", {"success": 8}, 1)

@@ -84,4 +84,4 @@ async def check_forced_end(service: Service) -> None:
     """Send SIGTERM. The process must end in time, with exit code 1 and a log line, because a part hangs."""
     async with asyncio.timeout(QUICK_SECONDS):
         assert await service.terminate() == 1
-    assert "the service does not end; ending its process" in service.log.read_text()
+    assert "the process does not end; ending it" in service.log.read_text()

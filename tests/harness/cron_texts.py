@@ -8,7 +8,7 @@ from tests.harness.reference_slots import MONTHS, WEEKDAYS
 def _terms(first: int, last: int, *special: str) -> st.SearchStrategy[str]:
     value = st.integers(first, last)
     span = st.tuples(value, value).map(lambda ends: f"{min(ends)}-{max(ends)}")
-    step = st.integers(1, last + 1)
+    step = st.integers(1, last)
     terms = [
         value.map(str),
         span,
@@ -26,7 +26,7 @@ def _fields(first: int, last: int, *special: str) -> st.SearchStrategy[str]:
 _WITHOUT_SECOND = (
     _fields(0, 59),
     _fields(0, 23),
-    _fields(1, 31, "L", "LW"),
+    _fields(1, 31, "L", "LW", "L-1", "L-29", "LW-1", "LW-19", "1W", "15W", "30W", "31W"),
     _fields(1, 12, *MONTHS, "JAN-MAR"),
     _fields(0, 7, *WEEKDAYS, "MON-FRI", "MON#2", "5L", "0L", "7#1", "3#5"),
 )

@@ -135,9 +135,14 @@ def _is_day(term: str, wall: datetime) -> bool:
     last = monthrange(wall.year, wall.month)[1]
     if term == "L":
         return wall.day == last
-    if term == "LW":
-        weekdays = [day for day in range(1, last + 1) if wall.replace(day=day).weekday() < 5]
-        return wall.day == weekdays[-1]
+    weekdays = [day for day in range(1, last + 1) if wall.replace(day=day).weekday() < 5]
+    if term.startswith("LW"):
+        return wall.day == weekdays[-1 - int(term[3:] or 0)]
+    if term.startswith("L-"):
+        return wall.day == last - int(term[2:])
+    if term.endswith("W"):  # of two weekdays that are equally near, there is none: two days apart is the other side
+        day = int(term[:-1])
+        return day <= last and wall.day == min(weekdays, key=lambda each: abs(each - day))
     return wall.day in _values(term, range(1, 32))
 
 

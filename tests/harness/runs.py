@@ -1,7 +1,7 @@
 """Conversations about runs: with the runs slice in this process, and with the real service."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from tests.harness.clock import ManualClock
@@ -23,9 +23,10 @@ def run_after(job: str) -> dict[str, str]:
     return {"job": job, "ifFailed": "run"}
 
 
-def jobs(graph: Graph, **fields: Any) -> list[dict[str, Any]]:
-    """Return jobs in their wire form. Every job gets the `fields`."""
-    return [{"name": name, "needs": needs, **fields} for name, needs in graph.items()]
+def jobs(graph: Graph, always: Collection[str] = (), **fields: Any) -> list[dict[str, Any]]:
+    """Return jobs in their wire form. Every job gets the `fields`. Those named in `always` run whatever happens."""
+    of_each = {name: {**fields, "always": True} if name in always else fields for name in graph}
+    return [{"name": name, "needs": needs, **of_each[name]} for name, needs in graph.items()]
 
 
 class RunConversation(Conversation):
@@ -33,9 +34,9 @@ class RunConversation(Conversation):
 
     fields: ClassVar = {"runId": "run-1"}
 
-    async def start(self, graph: Graph, *groups: str, **fields: Any) -> Any:
+    async def start(self, graph: Graph, *groups: str, always: Collection[str] = (), **fields: Any) -> Any:
         """Start a run."""
-        return await self.request("StartRun", jobs=jobs(graph), groups=groups, **fields)
+        return await self.request("StartRun", jobs=jobs(graph, always), groups=groups, **fields)
 
     async def resolve(self, group: str, graph: Graph, **fields: Any) -> Any:
         """Name the jobs of a group."""

@@ -23,7 +23,7 @@ class ScheduleConversation(Conversation):
 
     async def put(self, schedule: str = "daily", **fields: Any) -> str:
         """Put a schedule and return the outcome. By default it has a slot each minute."""
-        recurrence = {} if "cron" in fields or "every" in fields else {"every": "PT1M"}
+        recurrence = {} if fields.keys() & {"cron", "every", "calendar"} else {"every": "PT1M"}
         return str((await self.request("PutSchedule", scheduleId=schedule, **recurrence, **fields))["outcome"])
 
     async def about(self, verb: str, schedule: str = "daily", **fields: Any) -> str:

@@ -1,9 +1,11 @@
-"""The driver of the client and of workers against a scripted peer: no error of the server closes the connection."""
+"""The driver of the client and of workers: no error of the server or of a login closes the connection."""
 
 import asyncio
 import json
+import logging
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 
 from tests.harness.nats_peer import scripted_peer
+from tests.harness.processes import NatsServer
+from tests.harness.rotations import Certificate, Nkey, Password
 from timer_service.adapters.embedded import embedded_nats, free_port
-from timer_service.client.connection import open_connection
+from timer_service.client.connection import connector, open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.runs import Runs
 from timer_service.core.values.address import Kind
@@ -156,3 +160,125 @@ async def test_refused_login_is_the_reason_also_of_a_reset_connection() -> None:
                 pass
         first, second, *_ = (await refusing).split(b"\r\n")
         assert (first[:8], second) == (b"CONNECT ", b"PING")
+
+
+FAILING_LOGINS: list[Any] = [
+    {"token": object()},
+    {"user": "kim", "password": lambda: 1 / 0},
+    {"nkeys_seed_str": "nonsense"},
+    {"nkeys_seed": "/nowhere"},
+    {"user_credentials": "/nowhere"},
+    {"user_credentials": __file__},
+    {"user": "kim", "password": "wrong"},
+    {},
+]
+UNREADABLE_LOGINS: list[Any] = [None, {"pass": "x"}, OSError("no such file"), KeyError("x")]
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_login_that_fails_does_not_end_the_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a login function returns or raises, the client connects as soon as a later login is right.
+
+    A login that cannot be read is replaced by the last one.
+    """
+    connect_soon(monkeypatch)
+    rotation = Nkey(tmp_path)
+    rotation.write(0)
+    login: Any = None
+    calls = 0
+
+    def read() -> Any:
+        nonlocal calls
+        calls += 1
+        if isinstance(login, Exception):
+            raise login
+        return login
+
+    async with NatsServer(tmp_path / "nats", rotation.server(0)) as server:
+        login = rotation.login()
+        async with open_connection(server.url, "user", "timer", {"login": read}) as opened:
+            for failing in [*UNREADABLE_LOGINS, *FAILING_LOGINS]:
+                login = failing
+                is_unreadable = failing in UNREADABLE_LOGINS
+                before = calls
+                await opened.client.force_reconnect()
+                await until(lambda before=before: calls > before + 2 or opened.client.is_connected)  # type: ignore[misc]
+                assert opened.client.is_connected is is_unreadable, failing
+                login = rotation.login()
+                await until(lambda: opened.client.is_connected)
+
+
+async def test_a_refused_login_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of a call and one line of the log say that the login is refused, until the newest one fits."""
+    connect_soon(monkeypatch)
+    rotation = Password(tmp_path)
+    rotation.write(0)
+    refused = "the broker refuses the login: Authorization Violation"
+    unread = "the login at the broker cannot be read: "
+
+    def reason() -> str:
+        with pytest.raises(NoAnswerError) as caught:
+            opened.jetstream()
+        return str(caught.value)
+
+    async with (
+        NatsServer(tmp_path / "nats", rotation.server(0)) as server,
+        open_connection(server.url, "user", "timer", {"login": rotation.login}) as opened,
+    ):
+        await rotation.replace(server, 1)
+        await until(lambda: refused in caplog.messages)
+        assert reason() == f"not connected to the broker: {refused}"
+        rotation.file.unlink()
+        await until(lambda: f"{refused}; {unread}" in reason())
+        rotation.write(1)
+        await until(lambda: opened.client.is_connected)
+    about = [line for line in caplog.records if line.name == "timer_service.secret_source"]
+    assert len(about) == 2
+    assert {line.levelno for line in about} == {logging.WARNING}
+
+
+async def test_a_seed_in_a_file_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads this file again by itself, and its public key belongs to the seed in it."""
+    connect_soon(monkeypatch)
+    rotation = Nkey(tmp_path)
+    rotation.write(0)
+    async with (
+        NatsServer(tmp_path / "nats", rotation.server(0)) as server,
+        open_connection(server.url, "user", "timer", {"nkeys_seed": str(rotation.file)}) as opened,
+    ):
+        rotation.write(1)
+        await rotation.replace(server, 1)
+        await until(lambda: not opened.client.is_connected)
+        await until(lambda: opened.client.is_connected)
+
+
+async def test_first_logins_that_cannot_be_used(tmp_path: Path) -> None:
+    """A server whose certificate is not trusted, and a file without credentials, are errors with a reason at once."""
+    rotation = Certificate(tmp_path)
+    rotation.write(1)
+    async with NatsServer(tmp_path / "nats", rotation.server(0)) as server:
+        url = server.url.replace("nats:", "tls:")
+        async with asyncio.timeout(5):
+            with pytest.raises(NoAnswerError, match=r"TLS with the broker has failed: .*self-signed"):
+                async with open_connection(url, "user", "timer", {"login": rotation.login}):
+                    pass
+    credentials = tmp_path / "user.creds"
+    credentials.write_text("-----BEGIN")
+    async with NatsServer(tmp_path / "nkeys", Nkey(tmp_path).server(0)) as server, asyncio.timeout(5):
+        with pytest.raises(NoAnswerError, match="credentials"):
+            async with open_connection(server.url, "user", "timer", {"user_credentials": str(credentials)}):
+                pass
+
+
+@pytest.mark.parametrize("login", [5, {"user": "kim"}])
+def test_a_login_that_is_no_function(login: Any) -> None:
+    """It is refused before anything is sent."""
+    with pytest.raises(ValueError, match="login must be a function"):
+        connector("user", None, "timer", "_INBOX", {"login": login})

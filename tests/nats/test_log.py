@@ -26,7 +26,8 @@ CONSUMER = ("TIMER_CMD", "timer-service")
 
 @asynccontextmanager
 async def connected(url: str, login: Login | None = None) -> AsyncIterator[NatsBroker]:
-    broker = await NatsBroker.connect(url, "timer", login=login or Login(), reply_prefix="_INBOX.", manage_streams=True)
+    read_login = (login or Login()).options
+    broker = await NatsBroker.connect(url, "timer", login=read_login, reply_prefix="_INBOX.", manage_streams=True)
     try:
         yield broker
     finally:

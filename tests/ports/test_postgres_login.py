@@ -80,6 +80,25 @@ async def test_refused_login(databases: Databases, user: str, path: str) -> None
     assert "s3cret" not in str(caught.value)
 
 
+async def test_url_that_changes(databases: Databases) -> None:
+    """Each new connection has the newest URL. One that cannot be used is an outage, also if it is wrong in itself."""
+    async with databases.database() as url:
+        urls = [url]
+        database = await PostgresDatabase.open(lambda: urls[-1])
+        nobody = urlsplit(url)._replace(netloc=f"nobody-here:s3cret@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
+        for wrong, reason in (
+            (nobody, "^the database refuses the login: .*nobody-here"),
+            (f"{url}?sslmode=nonsense", "^the URL of the database cannot be used: .*sslmode"),
+        ):
+            urls.append(wrong)
+            with pytest.raises(DatabaseUnavailableError, match=reason) as caught:
+                await database.queries.fetch("SELECT 1 AS one")  # its pool has no connection yet
+            assert "s3cret" not in str(caught.value)
+        urls.append(url)
+        assert [row["one"] for row in await database.queries.fetch("SELECT 1 AS one")] == [1]
+        await database.close()
+
+
 async def test_oldest_version(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of the oldest supported version is used. An older one is refused, and no connection stays open."""
     sessions = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import after, iso
 from tests.simulation.parked_histories import parked_commands
-from tests.simulation.run_histories import run_commands
+from tests.simulation.run_histories import retried_runs, run_commands
 from tests.simulation.schedule_histories import schedule_commands
 from tests.simulation.service import SentCommand
 from tests.simulation.signal_histories import signal_commands
@@ -32,7 +32,8 @@ def mixed_commands(draw: st.DrawFn) -> list[SentCommand]:
 
     The handlers of some commands fail each time.
     """
-    parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands()), draw(schedule_commands(4))]
+    runs = draw(st.one_of(run_commands(6), retried_runs(6)))
+    parts = [runs, draw(signal_commands(6)), draw(timer_commands()), draw(schedule_commands(4))]
     parts.append(draw(parked_commands(3)))
     parts = [[each._replace(tenant=draw(_tenants)) for each in part] for part in parts]
     history = _interleave(parts, draw(st.randoms(use_true_random=False)).random)

@@ -49,6 +49,7 @@ def check_runs(model: RunsModel, service: Service) -> None:
 def _check_run(run: RunModel, row: Row) -> None:
     assert row["status"] == run.status, f"{run.name} is {row['status']}, not {run.status}"
     assert (row["digest"] is not None) == (run.graph is not None)
+    assert row["attempt"] == run.attempt, f"{run.name} is in attempt {row['attempt']}, not {run.attempt}"
     assert (row["open_jobs"], row["open_groups"]) == (run.open_jobs, run.open_groups), f"{run.name} has wrong counts"
     assert bool(row["evaluated"]) or not run.evaluated, f"the evaluation of {run.name} was deferred"
     if run.status is not None:
@@ -59,6 +60,7 @@ def _check_run(run: RunModel, row: Row) -> None:
 def _check_job(run: RunModel, name: str, job: JobModel, row: Row) -> None:
     where = f"{name} of {run.name}"
     assert row["status"] == job.status, f"{where} is {row['status']}, not {job.status}"
+    assert (bool(row["always"]), row["attempt"]) == (job.always, job.attempt), where
     assert row["group_name"] in {None} | run.groups.keys()
     assert (row["ready_at"] is not None) == job.ready, f"{where}: ready is wrong, {job}"
     assert (None if row["outputs"] is None else json.loads(row["outputs"])) == job.outputs, where
@@ -100,14 +102,13 @@ def _check_pending(model: RunsModel, service: Service) -> None:
     for row in service.rows("run_pending_commands"):
         found[_name(row)].add(Position(row["position_epoch"], row["position_sequence"]))
     for name, run in model.runs.items():
-        if run.graph is None or run.is_open:
-            assert found[name] == run.pending.keys(), f"{name} keeps {found[name]}, not {run.pending.keys()}"
+        assert found[name] == run.pending.keys(), f"{name} keeps {found[name]}, not {run.pending.keys()}"
 
 
 def check_run_events(model: RunsModel, service: Service) -> None:
     """Assert that exactly the expected events were published, each once and with its own id.
 
-    A job that ended before it was announced has no JobReady.
+    A job that ended, or ran again, before it was announced has no event.
     """
     events = [event for event in service.events() if event["type"] in {*_EVENTS, "RunStuck"}]
     found, wanted = Counter(map(_read_event, events)), model.expected_events
@@ -119,16 +120,19 @@ def check_run_events(model: RunsModel, service: Service) -> None:
         if published.type == "JobReady":
             assert event["payload"]["upstreamJobOutputs"] == model.outputs[published], published
         if published.type == "RunCompleted":
-            assert event["payload"]["counts"] == model.counts[published.run], published
+            assert event["payload"]["counts"] == model.counts[published], published
 
 
 def _may_be_missing(model: RunsModel, event: ExpectedEvent) -> bool:
-    return event.type == "JobReady" and model.runs[event.run].jobs[event.detail].ended
+    job = model.runs[event.run].jobs.get(event.detail)
+    if job is None or event.type not in {"JobReady", "JobSkipped"}:
+        return False
+    return job.attempt > event.attempt or (event.type == "JobReady" and job.ended)
 
 
 def check_deleted(model: RunsModel, service: Service) -> None:
     """Assert that retention has deleted every settled run completely, and no row of the running runs."""
-    running = {name for name, run in model.runs.items() if run.status == "running"}
+    running = {name for name, run in model.runs.items() if run.status in {"running", "cancelling"}}
     tables = (
         "runs",
         "run_jobs",
@@ -148,7 +152,7 @@ def _read_event(event: Mapping[str, Any]) -> ExpectedEvent:
     payload = event["payload"]
     name = RunName(payload["tenantId"], payload["runId"])
     assert event["type"] in _EVENTS, f"a bug in the service: {event}"
-    return ExpectedEvent(event["type"], name, payload[_EVENTS[event["type"]]])
+    return ExpectedEvent(event["type"], name, payload[_EVENTS[event["type"]]], payload.get("attempt", 1))
 
 
 def _name(row: Row) -> RunName:

@@ -5,9 +5,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.simulation.run_model import RunName, RunsModel
 from tests.simulation.service import SentCommand
+from timer_service.core.values.message import Position
 
 STATIC, MEMBERS, GROUPS = ["a", "b", "c", "d"], ["m", "n", "o"], ["g", "h"]
+_ENDS = ["success", "success", "failed", "timed_out_stale", "running"]
 STATUSES = ["success", "success", "success", "success", "failed", "running", "dispatched", "cancelled", "skipped"]
 
 
@@ -25,6 +28,8 @@ def _jobs(draw: st.DrawFn, names: Sequence[str], known: Sequence[str], groups: S
             job["needs"] = needs
         if draw(st.integers(0, 5)) == 5:
             job["staleAfterSeconds"] = 60
+        if draw(st.integers(0, 4)) == 4:
+            job["always"] = True
         jobs.append(job)
     return jobs
 
@@ -85,10 +90,12 @@ def reports(draw: st.DrawFn) -> Mapping[str, Any]:
         fields["droppedJobs"] = draw(
             st.lists(st.sampled_from([*MEMBERS, *STATIC]), min_size=1, max_size=2, unique=True)
         )
+    if draw(st.integers(0, 3)) == 3:
+        fields["attempt"] = draw(st.sampled_from([1, 1, 2]))
     return fields
 
 
-_KINDS = ["ReportJobStatus"] * 6 + ["ResolveGroup"] * 3 + ["StartRun", "CancelRun"]
+_KINDS = ["ReportJobStatus"] * 6 + ["ResolveGroup"] * 3 + ["StartRun", "CancelRun", "RetryRun"]
 _FIELDS = {"StartRun": starts, "ResolveGroup": resolves, "ReportJobStatus": reports}
 
 
@@ -103,4 +110,31 @@ def run_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
         fields = draw(_FIELDS[kind]()) if kind in _FIELDS else {}
         run = "r2" if draw(st.integers(0, 7)) == 7 else "r1"
         history.append(SentCommand(kind, "acme", {"runId": run, **fields}))
+    return history
+
+
+@st.composite
+def retried_runs(draw: st.DrawFn, most: int = 12) -> list[SentCommand]:
+    """Draw the commands of an executor whose jobs often fail. When its run has ended, the run is retried."""
+    model, history = RunsModel(), list[SentCommand]()
+
+    def send(kind: str, fields: Mapping[str, Any]) -> None:
+        history.append(SentCommand(kind, "acme", {"runId": "r1", **fields}))
+        model.command(kind, history[-1].payload, Position(1, len(history)), 0)
+        model.commit()
+
+    send("StartRun", draw(starts()))
+    run = model.runs[RunName("acme", "r1")]
+    for _ in range(draw(st.integers(1, most))):
+        ready = [name for name, job in run.jobs.items() if job.ready and not job.ended]
+        if not run.is_open:
+            send("RetryRun", {})
+        elif run.open_groups and draw(st.booleans()):
+            send("ResolveGroup", draw(resolves()))
+        elif ready and draw(st.integers(0, 5)) > 0:
+            report: dict[str, Any] = {"jobName": draw(st.sampled_from(ready)), "status": draw(st.sampled_from(_ENDS))}
+            report |= draw(st.sampled_from([{}, {"outputs": {"n": len(history)}}]))
+            send("ReportJobStatus", report | draw(st.sampled_from([{}, {"attempt": run.attempt}, {"attempt": 1}])))
+        else:
+            send("CancelRun", {})
     return history

@@ -8,6 +8,7 @@ The model takes commands in the order of the log. docs/runs.md describes the res
 - A report of `dispatched`, `running` or `success` is `ignored_not_ready` if its job is not ready. An executor reports
   only jobs that are ready, so it never causes this outcome.
 - If a job has two ends, or an end and a skip, the first one wins.
+- A report that names another attempt than that of the run is `already_ended`.
 - `droppedJobs` are applied whatever the outcome of the report's own job. A report that names unknown jobs is stored
   while a group is not resolved.
 """
@@ -21,6 +22,8 @@ from timer_service.core.values.message import Position
 
 _NOWHERE = Position(0, 0)
 UNFINISHED = {"pending", "dispatched", "running"}
+_OPEN = {"running", "cancelling"}
+"""The statuses of runs that have not ended."""
 NOT_READY = {"dispatched", "running", "success"}
 """The statuses that are ignored for a job that is not ready."""
 
@@ -47,6 +50,7 @@ class ExpectedEvent(NamedTuple):
     type: str
     run: RunName
     detail: str
+    attempt: int = 1
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class JobModel:
     needs: Sequence[Need]
     group: str | None
     stale_ms: int | None
+    always: bool = False
+    attempt: int = 1
     status: str = "pending"
     ready: bool = False
     stale_at: int | None = None
@@ -89,12 +95,17 @@ class RunModel:
     evaluated: bool = True
     """False while an evaluation is deferred to the sweep, because the feature was disabled."""
     flaw: str | None = None
-    noted: set[str] = field(default_factory=set)
-    """The jobs that are ready or ended in `expected_events`. The empty string stands for the end of the run."""
+    attempt: int = 1
+    noted: set[tuple[int, str]] = field(default_factory=set)
+    """The attempts and jobs that are ready or ended in `expected_events`. The empty string stands for the run."""
 
     @property
     def is_open(self) -> bool:
-        return self.status == "running" and (self.open_jobs > 0 or self.open_groups > 0)
+        return self.status in _OPEN and (self.open_jobs > 0 or self.open_groups > 0)
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self.status == "running" and self.is_open
 
     @property
     def open_jobs(self) -> int:
@@ -113,11 +124,13 @@ class RunModel:
             for need in job.needs:
                 upstreams = (self.groups.get(need.name) or []) if need.group else [need.name]
                 for upstream in upstreams:
-                    found[name, upstream] = found.get((name, upstream), False) or need.skip
+                    found[name, upstream] = found.get((name, upstream), False) or (need.skip and not job.always)
         return found
 
     def unresolved(self, job: JobModel) -> set[str]:
-        """Return the unresolved groups that a job needs."""
+        """Return the open groups that a job needs."""
+        if self.status != "running":
+            return set()
         return {need.name for need in job.needs if need.group and self.groups.get(need.name) is None}
 
     def flaw_of(self, jobs: Sequence[Mapping[str, Any]]) -> str | None:
@@ -143,7 +156,8 @@ class RunModel:
         for job in jobs:
             stale = job.get("staleAfterSeconds")
             needs = [_need(each) for each in job.get("needs", ())]
-            self.jobs[job["name"]] = JobModel(needs, group, None if stale is None else stale * 1000)
+            stale_ms = None if stale is None else stale * 1000
+            self.jobs[job["name"]] = JobModel(needs, group, stale_ms, job.get("always", False), self.attempt)
 
     # Evaluation
 
@@ -169,9 +183,30 @@ class RunModel:
         return False
 
     def end_all(self) -> None:
+        """Cancel all jobs that have not ended, except `always` jobs."""
         for job in self.jobs.values():
-            if not job.ended:
+            if not job.ended and not job.always:
                 job.status, job.stale_at = "cancelled", None
+
+    def jobs_to_retry(self) -> set[str]:
+        """Return the jobs that a RetryRun runs again, if the run has ended."""
+        again = {name for name, job in self.jobs.items() if job.status in {"failed", "cancelled", "timed_out_stale"}}
+        again |= {
+            name
+            for name, job in self.jobs.items()
+            if job.always and any(need.group and self.groups.get(need.name) is None for need in job.needs)
+        }
+        edges = self.edges()
+        while (
+            more := {
+                name
+                for (name, upstream), skip in edges.items()
+                if upstream in again and (self.jobs[name].always or (skip and self.jobs[name].is_skipped))
+            }
+            - again
+        ):
+            again |= more
+        return again
 
     def completed_as(self) -> str:
         statuses = {job.status for job in self.jobs.values()}
@@ -197,7 +232,7 @@ class RunsModel:
         self.expected_events: Counter[ExpectedEvent] = Counter()
         self.outputs: dict[ExpectedEvent, Any] = {}
         """The upstream outputs that each JobReady must have."""
-        self.counts: dict[RunName, Mapping[str, int]] = {}
+        self.counts: dict[ExpectedEvent, Mapping[str, int]] = {}
         self.on = True
         self.not_ready = 0
         """How many reports, pending ones included, were ignored because their job was not ready."""
@@ -216,6 +251,7 @@ class RunsModel:
             "ResolveGroup": self._resolve,
             "ReportJobStatus": self._report,
             "CancelRun": self._cancel,
+            "RetryRun": self._retry,
         }
         return handlers[kind](run, payload, position, now)
 
@@ -226,11 +262,11 @@ class RunsModel:
         run.status, run.position, run.graph, run.evaluated = "running", position, graph, True
         groups = dict.fromkeys(payload.get("groups", ()))
         if flaw := RunModel(run.name, groups=dict(groups)).flaw_of(payload["jobs"]):
-            return self._reject(run, flaw)
+            return self._reject(run, flaw, now)
         trial = RunModel(run.name, groups=dict(groups))
         trial.add(payload["jobs"], None)
         if trial.has_cycle():
-            return self._reject(run, "CYCLE")
+            return self._reject(run, "CYCLE", now)
         run.groups = dict(groups)
         run.add(payload["jobs"], None)
         self._evaluate(run, now)
@@ -242,20 +278,20 @@ class RunsModel:
             return self._keep(run, "ResolveGroup", payload, position)
         group, jobs = payload["groupName"], payload["jobs"]
         if group not in run.groups:
-            return "unknown_group" if run.is_open else "already_ended"
+            return "unknown_group" if run.takes_jobs else "already_ended"
         if group in run.resolved_by:
             return "unchanged" if run.resolved_by[group] == _described(jobs) else "exists"
-        if not run.is_open:
+        if not run.takes_jobs:
             return "already_ended"
         run.resolved_by[group] = _described(jobs)
         if flaw := run.flaw_of(jobs):
-            return self._reject(run, flaw)
+            return self._reject(run, flaw, now)
         before = dict(run.jobs)
         run.groups[group] = [job["name"] for job in jobs]
         run.add(jobs, group)
         if run.has_cycle():
             run.jobs, run.groups[group] = before, []
-            return self._reject(run, "CYCLE")
+            return self._reject(run, "CYCLE", now)
         self._evaluate(run, now)
         self._apply_pending(run, now)
         return "resolved"
@@ -263,6 +299,8 @@ class RunsModel:
     def _report(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
         if run.graph is None:
             return self._keep(run, "ReportJobStatus", payload, position)
+        if payload.get("attempt") not in (None, run.attempt):
+            return "already_ended"
         may_become_known = run.is_open and run.open_groups > 0
         job, status = run.jobs.get(payload["jobName"]), payload["status"]
         dropped = payload.get("droppedJobs") or []
@@ -282,15 +320,40 @@ class RunsModel:
         self._evaluate(run, now)
         return outcome
 
-    def _cancel(self, run: RunModel, _payload: Mapping[str, Any], _position: Position, _now: int) -> str:
+    def _cancel(self, run: RunModel, _payload: Mapping[str, Any], _position: Position, now: int) -> str:
         if run.graph is None:
             run.pending = {}
             return "not_found"
-        if not run.is_open:
-            return "unchanged" if run.status == "cancelled" else "already_ended"
-        run.end_all()
-        run.status = "cancelled"
+        if not run.takes_jobs:
+            is_cancelled = run.status in {"cancelling", "cancelled"} and run.flaw is None
+            return "unchanged" if is_cancelled else "already_ended"
+        self._stop(run, now)
         return "cancelled"
+
+    def _stop(self, run: RunModel, now: int) -> None:
+        """Cancel all jobs but the `always` jobs, which now wait for no group."""
+        run.end_all()
+        run.status, run.pending = "cancelling", {}
+        if run.open_jobs:
+            run.evaluated = True
+            self._evaluate(run, now)
+
+    def _retry(self, run: RunModel, _payload: Mapping[str, Any], _position: Position, now: int) -> str:
+        if run.graph is None:
+            return "not_found"
+        if run.status in _OPEN:
+            return "unchanged"
+        again = run.jobs_to_retry()
+        is_open_again = any(members is None for members in run.groups.values())
+        if run.status not in {"failed", "cancelled"} or not (again or is_open_again):
+            return "already_ended"
+        run.attempt += 1
+        run.status, run.evaluated = "running", True
+        for name in again:
+            job = run.jobs[name]
+            run.jobs[name] = JobModel(job.needs, job.group, job.stale_ms, job.always, run.attempt)
+        self._evaluate(run, now)
+        return "retried"
 
     def _keep(self, run: RunModel, kind: str, payload: Mapping[str, Any], position: Position) -> str:
         run.pending[position] = {"kind": kind, "payload": payload}
@@ -301,9 +364,9 @@ class RunsModel:
         for position in sorted(pending):
             self._apply(run, pending[position]["kind"], pending[position]["payload"], position, now)
 
-    def _reject(self, run: RunModel, flaw: str) -> str:
-        run.end_all()
-        run.status, run.flaw = "rejected", flaw
+    def _reject(self, run: RunModel, flaw: str, now: int) -> str:
+        run.flaw = flaw
+        self._stop(run, now)
         return "run_rejected"
 
     def _evaluate(self, run: RunModel, now: int) -> None:
@@ -321,27 +384,35 @@ class RunsModel:
 
     def _collect_events(self, run: RunModel) -> None:
         for name, job in run.jobs.items():
-            if name in run.noted:
+            if (job.attempt, name) in run.noted:
                 continue
             if job.ready and not job.ended:
-                self._note(run, "JobReady", name)
-                self.outputs[ExpectedEvent("JobReady", run.name, name)] = run.outputs_for(name)
+                event = self._note(run, "JobReady", name, job.attempt)
+                self.outputs[event] = run.outputs_for(name)
             elif job.is_skipped:
-                self._note(run, "JobSkipped", name)
+                self._note(run, "JobSkipped", name, job.attempt)
             if job.ready or job.ended:
-                run.noted.add(name)
-        if run.status == "running" and run.evaluated and not run.is_open:
+                run.noted.add((job.attempt, name))
+        if not run.is_open and run.status == "running" and run.evaluated:
             run.status = run.completed_as()
-        if run.status == "rejected" and "" not in run.noted:
-            self._note(run, "RunRejected", run.flaw or "")
-            run.noted.add("")
-        if run.graph is not None and run.status in {"success", "failed", "cancelled"} and "" not in run.noted:
-            self._note(run, "RunCompleted", run.status)
-            run.noted.add("")
-            self.counts[run.name] = Counter(job.status for job in run.jobs.values())
+        elif not run.is_open and run.status == "cancelling":
+            run.status = "cancelled" if run.flaw is None else "rejected"
+        if run.graph is not None and run.status not in _OPEN:
+            self._collect_end(run)
 
-    def _note(self, run: RunModel, kind: str, detail: str) -> None:
-        self.expected_events[ExpectedEvent(kind, run.name, detail)] += 1
+    def _collect_end(self, run: RunModel) -> None:
+        if (run.attempt, "") not in run.noted:
+            run.noted.add((run.attempt, ""))
+            if run.status == "rejected":
+                self._note(run, "RunRejected", run.flaw or "", run.attempt)
+            else:
+                event = self._note(run, "RunCompleted", run.status or "", run.attempt)
+                self.counts[event] = Counter(job.status for job in run.jobs.values())
+
+    def _note(self, run: RunModel, kind: str, detail: str, attempt: int) -> ExpectedEvent:
+        event = ExpectedEvent(kind, run.name, detail, attempt)
+        self.expected_events[event] += 1
+        return event
 
     def overdue(self, now: int) -> list[tuple[RunModel, str]]:
         """Return the jobs whose `stale_at` has passed."""
@@ -361,7 +432,7 @@ class RunsModel:
             assert (name, job) in overdue, f"{job} of {name} ended as stale too early"
             self.runs[name].jobs[job].status, self.runs[name].jobs[job].stale_at = "timed_out_stale", None
         for run in self.runs.values():
-            if run.evaluated and run.status == "running":
+            if run.evaluated and run.status in _OPEN:
                 run.evaluate(now)
         self.commit()
 
@@ -387,5 +458,11 @@ def _record(job: JobModel, payload: Mapping[str, Any], now: int) -> None:
 def _described(jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return a value that is equal for the same jobs and needs in any order."""
     return sorted(
-        (job["name"], sorted(map(_need, job.get("needs", ()))), job.get("staleAfterSeconds") or 0) for job in jobs
+        (
+            job["name"],
+            sorted(map(_need, job.get("needs", ()))),
+            job.get("staleAfterSeconds") or 0,
+            job.get("always", False),
+        )
+        for job in jobs
     )

@@ -27,7 +27,7 @@ from tests.simulation.log_ledger import LogChange
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
 from tests.simulation.parked_histories import parked_commands
-from tests.simulation.run_histories import run_commands
+from tests.simulation.run_histories import retried_runs, run_commands
 from tests.simulation.run_model import RunsModel
 from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
@@ -66,7 +66,7 @@ def play_one_by_one(service: Service, history: Sequence[SentCommand]) -> Checker
 
 
 def runs_one_by_one(service: Service, draw: Draw) -> None:
-    play_one_by_one(service, draw(run_commands())).check_retention()
+    play_one_by_one(service, draw(st.one_of(run_commands(), retried_runs()))).check_retention()
 
 
 def signals_one_by_one(service: Service, draw: Draw) -> None:
@@ -75,7 +75,7 @@ def signals_one_by_one(service: Service, draw: Draw) -> None:
 
 def runs_in_batches(service: Service, draw: Draw) -> None:
     """Assert that any batches leave the same rows as one command per batch, and no additional events."""
-    history = draw(run_commands())
+    history = draw(st.one_of(run_commands(), retried_runs()))
     play_one_by_one(service, history)
     rows, events = service.snapshot(), _event_bodies(service)
     checker = Checker(service)

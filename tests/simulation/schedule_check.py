@@ -242,14 +242,23 @@ class SchedulesChecker:
         return {Position(row["position_epoch"], row["position_sequence"]): row for row in rows}
 
 
+def _days(calendar: str | None) -> tuple[int, str] | None:
+    """Return what a row stores of a calendar interval, as in the model."""
+    if calendar is None:
+        return None
+    every, unit, anchor = json.loads(calendar)
+    return every * {"days": 1, "weeks": 7}[unit], anchor
+
+
 def _check_facts(facts: Facts, row: Row) -> None:
-    wanted: Sequence[Any] = (None,) * 12
+    wanted: Sequence[Any] = (None,) * 13
     if (definition := facts.definition) is not None:
         recurrence, max_count, jitter, policy, late_by, limit, data, topic = definition
         data = None if data is None else json.loads(data)
         wanted = (*recurrence, max_count, jitter, policy, late_by, limit, data, topic)
     found = [
-        *(row[name] for name in ("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms")),
+        *(row["cron"], row["every_ms"], _days(row["calendar"])),
+        *(row[name] for name in ("zone", "start_at", "end_at", "max_count", "jitter_ms")),
         *(row[name] for name in ("catch_up", "late_by_ms", "catch_up_limit")),
         None if row["data"] is None else json.loads(row["data"]),
         row["topic"],

@@ -32,6 +32,8 @@ _CRONS = [
     "*/30 2 * * *",
     "15 1-3 * * *",
 ]
+_CALENDARS = [(1, "days", -4), (2, "days", -4), (1, "weeks", -7), (2, "days", -3), (1, "days", 1)]
+"""Calendar intervals. The anchor is so many days from the beginning."""
 _POLICIES = ["last", "skip", "all"]
 
 
@@ -40,6 +42,11 @@ def _recurrences(draw: st.DrawFn, beginning: int) -> Mapping[str, Any]:
     fields: dict[str, Any] = {}
     if draw(st.booleans()):
         fields["every"] = draw(st.sampled_from(_EVERY))
+    elif draw(st.integers(0, 2)) == 2:
+        every, unit, days = draw(st.sampled_from(_CALENDARS))
+        day, time = iso(beginning + days * 24 * HOUR)[:10], draw(st.sampled_from(["02:30", "02:30", "00:55"]))
+        fields["calendar"] = {"every": every, "unit": unit, "anchor": f"{day}T{time}:00"}
+        fields |= draw(st.sampled_from([{"zone": "Europe/Berlin"}, {"zone": "UTC"}, {}]))
     else:
         fields["cron"] = draw(st.sampled_from(_CRONS))
         fields |= draw(st.sampled_from([{"zone": "Europe/Berlin"}, {"zone": "UTC"}, {}]))

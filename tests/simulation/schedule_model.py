@@ -93,6 +93,7 @@ def read_definition(payload: Mapping[str, Any]) -> Definition:
     recurrence = Recurrence(
         cron=payload.get("cron"),
         every=read_duration(payload["every"]) if "every" in payload else None,
+        days=_days(**payload["calendar"]) if "calendar" in payload else None,
         zone=payload.get("zone", "UTC"),
         start=parse_instant(payload["startAt"]) if "startAt" in payload else None,
         end=parse_instant(payload["endAt"]) if "endAt" in payload else None,
@@ -107,6 +108,11 @@ def read_definition(payload: Mapping[str, Any]) -> Definition:
         data=json.dumps(payload["data"]) if "data" in payload else None,
         topic=payload.get("topic"),
     )
+
+
+def _days(every: int, unit: str, anchor: str) -> tuple[int, str]:
+    """Return a calendar interval of days or weeks in days, with its anchor."""
+    return every * {"days": 1, "weeks": 7}[unit], anchor
 
 
 def read_duration(value: str | int) -> int:
@@ -174,13 +180,18 @@ class ScheduleModel:
         self.is_known |= self.facts != Facts()
         starts = _starts(before.definition, new.definition)
         if starts:
-            cursor = max(self.progress.after, new.at)
+            begun = None if before.definition is None else self._begun(before.definition, new.at, status)
+            is_kept = begun is not None and next_slot(self.facts.definition.recurrence, begun - 1) == begun  # type: ignore[union-attr]
+            cursor = begun - 1 if begun is not None and is_kept else max(self.progress.after, new.at)
             self.progress = self.progress._replace(after=cursor, fired_count=0, missed_since=None, end=None)
             self.starts += 1
         elif self.facts.definition is None:
             self.progress = Progress(after=self.progress.after)
         if new.kind == "ResumeSchedule" and before.is_paused:
-            self.progress = self.progress._replace(after=max(self.progress.after, new.at))
+            begun = None if before.definition is None else self._begun(before.definition, new.at, status)
+            self.progress = self.progress._replace(
+                after=max(self.progress.after, new.at) if begun is None else begun - 1
+            )
         self._end_if_over()
         match new.kind:
             case "PutSchedule" if new.definition == before.definition:
@@ -195,6 +206,14 @@ class ScheduleModel:
                 return "deleted"
             case _:
                 return _outcome_of_pause(new, before, status)
+
+    def _begun(self, definition: Definition, at: int, status: str) -> int | None:
+        """Return the slot that has begun and is not due because of its jitter: a Put or a Resume does not skip it."""
+        if status not in {"active", "paused"} or not definition.jitter:
+            return None
+        slots = [*takewhile(lambda slot: slot <= at, slots_after(definition.recurrence, self.progress.after))]
+        due = [due_of(*self.name, definition.recurrence, definition.jitter, slot) for slot in slots[-1:]]
+        return slots[-1] if due and due[0] > at else None
 
     def _end_if_over(self) -> None:
         definition, progress = self.facts.definition, self.progress

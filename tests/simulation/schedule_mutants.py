@@ -19,7 +19,7 @@ from timer_service.schedules import backfills, firings, handler, rules, schedule
 from timer_service.schedules import decision as firing
 from timer_service.schedules.backfill import store as backfill_store
 from timer_service.schedules.backfill import worker as backfill_worker
-from timer_service.schedules.calendar import cron, recurrence
+from timer_service.schedules.calendar import cron, interval, recurrence
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.schedules.firing import worker as firing_worker
 from timer_service.schedules.messages import PutSchedule, ResumeSchedule
@@ -102,9 +102,32 @@ def classes_of_cron_swapped(patch: pytest.MonkeyPatch) -> None:
     """Fixed times follow the rule of wildcards at a clock change, and wildcards that of fixed times."""
     is_fixed = cron.is_fixed
     patch.setattr(recurrence, "is_fixed", lambda text: not is_fixed(text))
-    uncached = recurrence.next_slot.__wrapped__  # the cache has slots that were found without the mutant
+    _without_cache(patch)
+
+
+def _without_cache(patch: pytest.MonkeyPatch) -> None:
+    """Compute each slot again. The cache has slots that were found without the mutant."""
+    uncached = recurrence.next_slot.__wrapped__
     for module in (recurrence, schedule, firing):
         patch.setattr(module, "next_slot", uncached)
+
+
+def command_in_the_jitter_skips_the_slot(patch: pytest.MonkeyPatch) -> None:
+    """A Put or a Resume skips a slot that has begun and is not due yet because of its jitter."""
+    patch.setattr(rules, "begun_slot", lambda *_: None)
+
+
+def intervals_as_wildcards(patch: pytest.MonkeyPatch) -> None:
+    """A calendar interval follows the rule of wildcards at a clock change."""
+    patch.setattr(recurrence, "_is_fixed", lambda of: of.calendar is None and cron.is_fixed(of.cron or ""))
+    _without_cache(patch)
+
+
+def intervals_without_anchor(patch: pytest.MonkeyPatch) -> None:
+    """A calendar interval counts its days from 1970 on, and not from its anchor."""
+    find = interval.anchor_second
+    patch.setattr(interval, "anchor_second", lambda of: find(of) % (of.every * 86_400))
+    _without_cache(patch)
 
 
 def put_resumes(patch: pytest.MonkeyPatch) -> None:
@@ -124,10 +147,10 @@ def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
     """A PutSchedule that starts the schedule again keeps the count of fired slots, unless it has ended."""
     start = schedule.start
 
-    def start_and_count_on(before: Any, put_at: int, now: int) -> Any:
+    def start_and_count_on(before: Any, *more: Any) -> Any:
         most = None if before.definition is None else before.definition.max_count
         kept = before.fired_count if most is None else min(before.fired_count, most - 1)
-        return start(before, put_at, now)._replace(fired_count=kept)
+        return start(before, *more)._replace(fired_count=kept)
 
     patch.setattr(rules, "start", start_and_count_on)
 
@@ -242,6 +265,9 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     catch_up_without_bound: _ALL,
     jitter_that_reorders: _ALL,
     classes_of_cron_swapped: _ALL,
+    command_in_the_jitter_skips_the_slot: _ALL,
+    intervals_as_wildcards: _ALL,
+    intervals_without_anchor: _ALL,
     put_resumes: _ALL,
     count_kept_after_a_new_start: _ALL,
     slots_of_a_pause_fire_later: _ALL,

@@ -2,8 +2,9 @@
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from functools import cache, partial
 from itertools import count, takewhile
 from typing import NamedTuple
 
@@ -15,10 +16,15 @@ _MINUTE = 60
 
 
 class Recurrence(NamedTuple):
-    """A cron expression of five fields that matches each day, or a distance. Instants and the distance are in ms."""
+    """A cron expression of five fields that matches each day, a distance, or days from an anchor on.
+
+    Instants and the distance are in ms.
+    """
 
     cron: str | None
     every: int | None
+    days: tuple[int, str] | None
+    """How many days are between slots, and the anchor: a wall-clock time to the minute."""
     zone: str
     start: int | None
     end: int | None
@@ -46,15 +52,34 @@ def due_of(tenant: str, schedule: str, recurrence: Recurrence, jitter: int, slot
 def _slots_from(recurrence: Recurrence, first: int) -> Iterator[int]:
     if recurrence.every is not None:
         return count(first + ((recurrence.start or 0) - first) % recurrence.every, recurrence.every)
-    return _cron_slots_from(recurrence.cron or "", recurrence.zone, first)
+    cron, is_of = recurrence.cron or "", _every_day
+    if recurrence.days is not None:
+        cron, is_of = _time_of(recurrence.days[1]), partial(_is_of, *recurrence.days)
+    return _cron_slots_from(cron, recurrence.zone, first, is_of)
 
 
-def _cron_slots_from(cron: str, zone: str, first: int) -> Iterator[int]:
+def _cron_slots_from(cron: str, zone: str, first: int, is_of: Callable[[int], bool]) -> Iterator[int]:
+    """Yield the slots of an expression from an instant on, of the days for which `is_of` is true."""
     today = (first - _NOON_MS) // _DAY_MS
-    slots = _slots_of_day(cron, zone, today)
-    yield from slots[bisect_left(slots, first) :]
-    for day in count(today + 1):
-        yield from _slots_of_day(cron, zone, day)
+    for day in count(today):
+        slots = _slots_of_day(cron, zone, day) if is_of(day) else []
+        yield from slots[bisect_left(slots, first) :]
+
+
+def _every_day(_day: int) -> bool:
+    return True
+
+
+def _is_of(every: int, anchor: str, noon: int) -> bool:
+    """Return whether the night after a noon (UTC) is a multiple of days later than that of the anchor."""
+    first = (date.fromisoformat(anchor[:10]) - date(1970, 1, 1)).days - 1  # the anchor is early in the morning
+    return noon >= first and (noon - first) % every == 0
+
+
+def _time_of(anchor: str) -> str:
+    """Return the expression that matches the time of an anchor each day."""
+    at = datetime.fromisoformat(anchor)
+    return f"{at.minute} {at.hour} * * *"
 
 
 @cache

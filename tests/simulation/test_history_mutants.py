@@ -39,9 +39,12 @@ from timer_service.events import batch as event_batch
 from timer_service.events import handler as event_handler
 from timer_service.events.batch import Resubmission
 from timer_service.runs import announcements, rules, sweep
+from timer_service.runs import events as run_events
+from timer_service.runs import handler as run_handler
+from timer_service.runs import store as run_store
 from timer_service.runs.announcements import Announcement
 from timer_service.runs.draft import Draft
-from timer_service.runs.messages import ReportJobStatus
+from timer_service.runs.messages import ReportJobStatus, RunStatus
 from timer_service.signals import batch, firings
 
 _REPEATED = 100
@@ -135,6 +138,78 @@ def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
+def events_of_all_attempts_have_one_id(patch: pytest.MonkeyPatch) -> None:
+    """The events of a later attempt have the ids of the first one, so the broker drops them."""
+    write = run_events.run_event
+
+    def write_as_first(kind: str, run: Any, *arguments: Any, **how: Any) -> Any:
+        first = write(kind, run._replace(attempt=1), *arguments, **{**how, "attempt": 1})
+        return write(kind, run, *arguments, **how)._replace(id=first.id)
+
+    patch.setattr(run_events, "run_event", write_as_first)
+
+
+def end_lost_by_a_retry(patch: pytest.MonkeyPatch) -> None:
+    """A run that ends and runs again in one transaction has no RunCompleted of the end."""
+    patch.setattr(run_handler, "count_before_retry", len)
+
+
+def skipped_jobs_not_retried(patch: pytest.MonkeyPatch) -> None:
+    """A RetryRun runs only the failed jobs again."""
+    begin = rules.begin_again
+    patch.setattr(rules, "begin_again", lambda job, attempt: job if job.is_skipped else begin(job, attempt))
+
+
+def outputs_of_an_earlier_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A job that runs again keeps its outputs."""
+    save = run_store.save
+
+    async def save_in_one_attempt(tx: Any, before: Any, after: Any) -> None:
+        same = {
+            key: state._replace(
+                jobs={name: job._replace(attempt=after[key].jobs[name].attempt) for name, job in state.jobs.items()}
+            )
+            for key, state in before.items()
+        }
+        await save(tx, same, after)
+
+    patch.setattr(run_store, "save", save_in_one_attempt)
+
+
+def late_reports_change_a_later_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A report of an earlier attempt is recorded for the job that runs again."""
+    patch.setattr(ReportJobStatus, "attempt", property(lambda _: None), raising=False)
+
+
+def always_jobs_cancelled(patch: pytest.MonkeyPatch) -> None:
+    """A CancelRun ends `always` jobs, too."""
+    cancel = Draft.cancel
+
+    def cancel_all(draft: Draft, caused_by: str) -> None:
+        draft.jobs = {name: job._replace(always=False) for name, job in draft.jobs.items()}
+        cancel(draft, caused_by)
+
+    patch.setattr(Draft, "cancel", cancel_all)
+
+
+def always_jobs_wait_for_groups(patch: pytest.MonkeyPatch) -> None:
+    """After a CancelRun, an `always` job still waits for the groups that are not resolved."""
+    patch.setattr(Draft, "repair", _repair_as_if_running(Draft.repair))
+
+
+def _repair_as_if_running(repair: Any) -> Any:
+    def repair_as_if_running(draft: Draft, caused_by: str | None = None) -> Any:
+        status = draft.run.status
+        draft.run = draft.run._replace(status=RunStatus.RUNNING)
+        released = repair(draft, caused_by)
+        draft.run = draft.run._replace(
+            status=status, open_groups=0 if status == "cancelling" else draft.run.open_groups
+        )
+        return released
+
+    return repair_as_if_running
+
+
 def resubmitted_event_not_sent(patch: pytest.MonkeyPatch) -> None:
     """A resubmit deletes the parked event and publishes nothing."""
 
@@ -164,6 +239,13 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r13_ready_after_end: _RUNS,
     pending_commands_unsorted: [odd_orders_with_repeats, runs_in_guaranteed_order],
     cancelled_upstream_does_not_skip: _RUNS,
+    events_of_all_attempts_have_one_id: [runs_one_by_one, runs_in_batches],
+    end_lost_by_a_retry: [runs_in_batches],
+    skipped_jobs_not_retried: [runs_one_by_one, runs_in_batches],
+    outputs_of_an_earlier_attempt: [runs_one_by_one, runs_in_batches],
+    late_reports_change_a_later_attempt: [runs_one_by_one, runs_in_batches],
+    always_jobs_cancelled: [runs_one_by_one, runs_in_batches],
+    always_jobs_wait_for_groups: [runs_one_by_one, runs_in_batches],
     resubmitted_event_not_sent: [parked_events_in_batches, *_FAULTS],
     resubmitted_under_the_same_id: [parked_events_in_batches],
     **dict.fromkeys(INTAKE_MUTANTS, _FAULTS),

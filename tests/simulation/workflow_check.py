@@ -9,7 +9,7 @@ from tests.simulation.request_server import AppliedRequests
 from tests.simulation.service import MAX_ATTEMPTS, CommitObserver, Handled, Row, SentCommand, Service
 from tests.simulation.workers import LEASE_SECONDS, Cluster, results_of
 from tests.simulation.workflow_model import EffectModel, Rules, WorkflowModel, WorkflowName
-from tests.simulation.workflow_programs import expect
+from tests.simulation.workflow_programs import TOO_LATE, expect
 from timer_service.core.requests.bodies import encode_answer
 from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Payload, Position
@@ -209,8 +209,13 @@ class WorkflowsChecker(CommitObserver):
             assert call.key in asked, f"{call.key} of {workflow} began before the results that lead to it were stored"
         for (name, key), count in cluster.world.calls.items():
             workflow = self.workflows[WorkflowName("acme", name)]
-            most = workflow.reported[key] + len(workflow.tokens) - workflow.quiet_ends
+            repeats = len(workflow.tokens) - workflow.quiet_ends
+            most = workflow.reported[key] + repeats
             assert count <= most, f"{key} of {workflow} was called {count} times, at most {most} are allowed"
+            lines = cluster.world.lines[name, key]
+            assert 1 <= lines <= 1 + repeats, f"the line about {key} of {workflow} was logged {lines} times"
+        late = [key for key, row in self._effect_rows().items() if TOO_LATE in (row["result"] or "")]
+        assert not late, f"results were stored after the end of their attempts: {late}"
 
     def check_ends(self) -> None:
         """Assert that each workflow that was started has ended, and as its function says."""

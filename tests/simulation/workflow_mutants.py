@@ -1,5 +1,6 @@
 """Mutants of workflows and their workers that the simulation of workflows must find."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from tests.simulation.workflow_scenarios import (
     workflows_with_lost_leases,
     workflows_with_lost_requests,
 )
+from timer_service.user_code import Ended, UserCode
+from timer_service.worker import Context
 from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
@@ -352,6 +355,37 @@ def lost_task_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunningTask, "reported", reported_as_stored)
 
 
+def late_results_count(patch: pytest.MonkeyPatch) -> None:
+    """An attempt ends when its code ends, although that ignores its timeout."""
+
+    async def wait(_self: Any, name: str, function: Any, *args: Any, seconds: float | None, **_: Any) -> Ended:
+        del name
+        try:
+            async with asyncio.timeout(seconds):
+                return Ended(await function(*args))
+        except Exception as error:  # noqa: BLE001 - as the code of users
+            return Ended(error=error)
+
+    patch.setattr(UserCode, "run", wait)
+
+
+def log_lines_repeat(patch: pytest.MonkeyPatch) -> None:
+    """A replay logs the lines of the function again."""
+    patch.setattr(Context, "is_replaying", False)
+
+
+def log_lines_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """A function logs nothing more once it was replayed."""
+    advance = Replay.advance
+
+    def advance_and_stay(self: Replay) -> Any:
+        decision = advance(self)
+        self.is_replaying = bool(decision.begin) or self.seq > 0
+        return decision
+
+    patch.setattr(Replay, "advance", advance_and_stay)
+
+
 _CALM, _LOSSES, _LEASES = workflows_one_by_one, workflows_with_lost_requests, workflows_with_lost_leases
 _FAULTS = workflows_with_faults
 _ALL = (_CALM, _LOSSES, _LEASES, _FAULTS)
@@ -391,5 +425,8 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     effects_begin_before_results_are_stored: _ALL,
     step_starts_while_the_task_parks: [_LOSSES],
     lost_task_goes_on: [_LEASES],
+    late_results_count: _ALL,
+    log_lines_repeat: _ALL,
+    log_lines_are_lost: _ALL,
     timeouts_before_the_backlog: [_FAULTS],
 }

@@ -28,6 +28,7 @@ PROGRAMS: Mapping[str, Program] = {
 """What functions do. The input of a workflow names its program."""
 BRANCHING = {"gather", "race", "beside"}
 TYPES = ("order", "invoice")
+TOO_LATE = "a result after the end of the attempt"
 
 
 class Call(NamedTuple):
@@ -54,6 +55,8 @@ class World:
         self._may_have_ended = may_have_ended
         self.calls: Counter[tuple[str, str]] = Counter()
         self.new: list[Call] = []
+        self.lines: Counter[tuple[str, str]] = Counter()
+        """How often functions would log that they ask for a step."""
 
     async def call(self, worker: str, workflow_id: str, key: str, plan: Mapping[str, Any]) -> str:
         self.calls[workflow_id, key] += 1
@@ -61,7 +64,13 @@ class World:
         ended = self._may_have_ended(worker, workflow_id)
         self.new.append(Call(workflow_id, key, self._read(workflow_id), ended))
         if number <= plan.get("slowCalls", 1) and (seconds := plan["slow"].get(name)):
-            await asyncio.sleep(seconds)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                if not plan["stubborn"]:
+                    raise
+                await asyncio.sleep(seconds)
+                return TOO_LATE
         if number <= plan["fails"].get(name, 0):
             raise OSError(f"call {number} of {key}")
         return f"result {number} of {key}"
@@ -85,6 +94,8 @@ class _Context:
     async def step(self, name: str, *_: Any) -> Any:
         key = effect_key(name, self._steps[name])
         self._steps[name] += 1
+        if not self._ctx.is_replaying:  # as the logger: the simulation switches the logs off
+            self._world.lines[self._ctx.workflow_id, key] += 1
         limit = timedelta(seconds=self._plan["limit"])
         about = self._worker, self._ctx.workflow_id, key, self._plan
         return await self._ctx.step(name, self._world.call, *about, timeout=limit)

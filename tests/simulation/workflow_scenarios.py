@@ -27,6 +27,7 @@ _plans = st.fixed_dictionaries(
         "slow": st.sampled_from([_SLOW, _SLOW, {}, {"a": 45, "b": 45}, {"b": 45}]),
         "slowCalls": st.sampled_from([1, 1, 9]),
         "limit": st.sampled_from([90, 90, 3]),
+        "stubborn": st.booleans(),
         "sleepMs": st.sampled_from([4000, 40_000, 40_000, 0, 1]),
     }
 )

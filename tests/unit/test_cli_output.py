@@ -118,7 +118,7 @@ JOBS: list[Document] = [
     {"name": EVIL, "status": "success", "needs": []},
     {"name": "b", "status": "pending", "needs": [{"job": EVIL, "ifFailed": "run"}, {"group": "g"}]},
     {"name": "c", "status": "skipped", "needs": [{"job": "b"}], "reason": EVIL},
-    {"name": "d", "status": "pending", "needs": [], "readyAt": AT},
+    {"name": "d", "status": "pending", "needs": [{"job": "c", "ifFailed": "run"}], "readyAt": AT, "always": True},
 ]
 WORKFLOW: Document = {
     **ACME,
@@ -226,7 +226,7 @@ CASES: dict[str, Callable[[], None]] = {
     "schedules put": schedule_states,
     "runs list": rows(runs.LIST, RUN, REJECTED),
     "runs get": lambda: runs.print_graph(
-        RunGraph(Run.read(REJECTED), {EVIL: 1}, {EVIL: False}, [RunJob.read(each) for each in JOBS])
+        RunGraph(Run.read({**REJECTED, "attempt": 2}), {EVIL: 1}, {EVIL: False}, [RunJob.read(each) for each in JOBS])
     ),
     "workflows list": rows(workflows.LIST, WORKFLOW, OPEN, HELD, *WAITING),
     "workflows get": lambda: workflows.print_workflow(detail(WORKFLOW, failure=WorkflowError(type="E", message=EVIL))),

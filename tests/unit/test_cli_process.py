@@ -84,7 +84,7 @@ SETTINGS = {
     "TIMER_REPLY_PREFIX": "_REPLY.",
     "TIMER_NATS_TOKEN": "t0ken",
 }
-OPTIONS = {"subject_prefix": "acme.x", "inbox_prefix": "_REPLY", "token": "t0ken"}
+OPTIONS = {"subject_prefix": "acme.x", "inbox_prefix": "_REPLY"}
 
 
 async def test_settings_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,7 @@ async def test_settings_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connection.open_client(connection.find_target(None)):
         options = dict(connect.call_args.kwargs)
         assert (connect.call_args.args, options | OPTIONS) == (("nats://one:1",), options)
+        assert options["login"]() == {"token": "t0ken"}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,7 @@ def test_settings_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     options = dict(worker.call_args.kwargs)
     wanted = {"tenant": "acme", "queue": "mail", "slots": 7, "name": "kim", "lease": timedelta(seconds=90)}
     assert (worker.call_args.args, options | wanted | OPTIONS) == (("nats://one:1",), options)
+    assert options["login"]() == {"token": "t0ken"}
     assert [each.type for each in options["workflows"]] == ["order"]
 
 

@@ -15,6 +15,7 @@ from tests.harness.cases import case
 from timer_service import runs, signals, timers
 from timer_service.app.slices import SCHEDULES
 from timer_service.client import (
+    CalendarInterval,
     DeadLetter,
     NewTimer,
     NoAnswerError,
@@ -44,6 +45,14 @@ LETTER = DeadLetter(
     size=2,
     body="{}",
 )
+
+
+def _calendar(**fields: Any) -> CalendarInterval:
+    """Return a calendar interval, with other fields than the usual ones if wanted."""
+    at = LATER.replace(tzinfo=None)
+    return CalendarInterval(**{"every": 2, "unit": "weeks", "anchor": at, **fields})
+
+
 VALID: dict[str, Any] = {
     "tenant": "acme",
     "timer_id": "call-1",
@@ -65,8 +74,10 @@ VALID: dict[str, Any] = {
     "groups": ["tests"],
     "jobs": [{"name": "lint"}],
     "outputs": {"a": 1},
+    "attempt": 2,
     "timers": [NewTimer("acme", "call-1", LATER)],
     "cron": "@daily",
+    "calendar": _calendar(),
     "zone": ZoneInfo("Europe/Berlin"),
     "catch_up": "skip",
     "data": 1,
@@ -121,7 +132,7 @@ STATES = {
     "Runs.list": "failed",
     "Workflows.list": "failed",
 }
-INSTEAD_OF = {"every": "cron", "due_in": "due_at", "at": "on"}
+INSTEAD_OF = {"every": "cron", "calendar": "cron", "due_in": "due_at", "at": "on"}
 """An argument that can only be given instead of another one."""
 ALWAYS = {"due_at", "on", "cron"}
 """Arguments that have a default, but are part of a valid call."""
@@ -219,6 +230,8 @@ def without_or_other(values: dict[str, Any], argument: str) -> dict[str, Any] | 
     value = values.get(argument)
     if isinstance(value, datetime):
         return {**values, argument: value + HOUR}
+    if isinstance(value, CalendarInterval):
+        return {**values, argument: _calendar(every=4)}
     if isinstance(value, int | timedelta):
         return {**values, argument: value * 2}
     return None if argument in ALWAYS else {name: each for name, each in values.items() if name != argument}
@@ -297,6 +310,8 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "timeout_seconds must be a number": (("timers", "get"), {"timeout_seconds": float("nan")}),
     "timeout_seconds must be a number ": (("timers", "get"), {"timeout_seconds": True}),
     "count must be a whole number": (("schedules", "preview"), {"count": True}),
+    "attempt must be at least 1": (("runs", "report"), {"attempt": 0}),
+    "attempt must be a whole number": (("runs", "report"), {"attempt": True}),
     "groups must be a list": (("runs", "start"), {"groups": "tests"}),
     "on must be 1 to 100 ": (("signals", "create"), {"on": ["x" * 101]}),
     "data must be JSON: Out of range": (("timers", "schedule"), {"data": float("nan")}),
@@ -314,8 +329,18 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "reason must be 1 to 1000": (("events", "park"), {"reason": "x" * 1001}),
     "reason must be 1 to 1000 ": (("events", "park"), {"reason": "a\0b"}),
     "consumer must be 1 to 64": (("events", "resubmit"), {"consumer": "a.b"}),
-    "cron or every must be given, and not both": (("schedules", "put"), {"cron": None}),
-    "cron or every must": (("schedules", "preview"), {"every": HOUR}),
+    "one of cron, every and calendar must be given": (("schedules", "put"), {"cron": None}),
+    "one of cron, every and calendar must": (("schedules", "preview"), {"every": HOUR}),
+    "calendar must be a CalendarInterval": (("schedules", "put"), {"cron": None, "calendar": "2 weeks"}),
+    "calendar.every must be a whole number": (("schedules", "put"), {"cron": None, "calendar": _calendar(every=1.5)}),
+    "calendar.unit must be one of days, weeks, months": (
+        ("schedules", "put"),
+        {"cron": None, "calendar": _calendar(unit="years")},
+    ),
+    "calendar.anchor must have no timezone": (
+        ("schedules", "preview"),
+        {"cron": None, "calendar": _calendar(anchor=LATER)},
+    ),
     "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),
     "start_at cannot be combined": (("workflows", "start"), {"start_at": LATER, "start_in": HOUR}),
     "deadline_at cannot be combined": (("workflows", "start"), {"deadline_at": LATER, "deadline_in": HOUR}),

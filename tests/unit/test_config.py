@@ -102,14 +102,25 @@ def test_a_line_per_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_secret_from_a_file(folder: Path) -> None:
-    """A secret is read from a file without its final line break, and printing a config does not show it."""
+    """A secret is read from a file without its final line break, again at each use. Printing a config does not show it.
+
+    If the file cannot be read any more, the error names the setting and the reason.
+    """
     (folder / "secret").write_text("s3cret".ljust(1024 * 1024, "\n"))  # the largest file that is read
     config = load_config(nats_token_file=folder / "secret")
-    assert config.nats_token_file is not None
-    assert config.nats_token_file.get_secret_value() == "s3cret"
+    assert config.secret("nats_token") == "s3cret"
     assert "s3cret" not in f"{config!r} {config}"
+    (folder / "secret").write_text("another")
+    assert config.secret("nats_token") == "another"
+    (folder / "secret").write_text("")
+    with pytest.raises(StartError, match="TIMER_NATS_TOKEN_FILE: names an empty file; write the secret into it"):
+        config.secret("nats_token")
     (folder / "url").write_text("postgresql://kim@host/timers")
-    assert load_config(database_url_file=folder / "url").postgres_url == "postgresql://kim@host/timers"
+    config = load_config(database_url_file=folder / "url")
+    assert (config.engine, config.postgres_url) == ("postgres", "postgresql://kim@host/timers")
+    (folder / "url").write_text("mysql://kim:s3cret@host/timers")
+    with pytest.raises(StartError, match=r"^TIMER_DATABASE_URL_FILE: must be postgresql://[^3]*$"):
+        _ = config.postgres_url
 
 
 @pytest.mark.parametrize(

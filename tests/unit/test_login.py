@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from timer_service.adapters.nats import Login
-from timer_service.app.login import nats_login
+from timer_service.app.login import login_options, nats_login
 from timer_service.config import load_config
 from timer_service.core.values.errors import StartError
 
@@ -68,3 +68,22 @@ def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> 
     user = {"nats_user": "me"} if login.user else {}
     assert nats_login(load_config(**user, **{setting: "s3cret"})) == login
     assert nats_login(load_config(**user, **{f"{setting}_file": file})) == login
+
+
+def test_files_of_the_settings(tmp_path: Path) -> None:
+    """The files for TLS and of the credentials reach the login under their own names."""
+    files = credentials, ca, cert, key = [tmp_path / name for name in ("credentials", "ca", "cert", "key")]
+    for file in files:
+        file.touch()
+    config = load_config(nats_credentials=credentials, nats_tls_ca=ca, nats_tls_cert=cert, nats_tls_key=key)
+    assert nats_login(config) == Login(credentials=credentials, tls_ca=ca, tls_cert=cert, tls_key=key)
+
+
+def test_files_are_read_again(tmp_path: Path) -> None:
+    """Each call returns the secret that the file has then."""
+    file = tmp_path / "secret"
+    file.write_text("one")
+    config = load_config(nats_token_file=file)
+    assert login_options(config) == {"token": "one"}
+    file.write_text("two")
+    assert login_options(config) == {"token": "two"}

@@ -11,7 +11,6 @@ import pytest
 
 from tests.harness.instance import InstanceBroker
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.connection import Login
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app import schema
 from timer_service.app.startup import open_app
@@ -43,9 +42,6 @@ def config(folder: Path, **settings: Any) -> Config:
 
 async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) -> None:
     """The connection to the broker has the settings, each in its place and unit."""
-    files = {name: tmp_path / name for name in ("ca", "cert", "key")}
-    for file in files.values():
-        file.write_text("x")
     settings = {
         "broker_url": "tls://one:4222,tls://two:4222",
         "subject_prefix": "acme.timer",
@@ -54,17 +50,14 @@ async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) 
         "commands_overlap": 2500,
         "nats_user": "me",
         "nats_password": "s3cret",
-        **{f"nats_tls_{name}": file for name, file in files.items()},
     }
     async with open_app(config(tmp_path, **settings)):
         pass
+    assert broker.connected[-1].pop("login")() == {"user": "me", "password": "s3cret"}
     assert broker.connected == (
         "tls://one:4222,tls://two:4222",
         "acme.timer",
         {
-            "login": Login(
-                user="me", password="s3cret", tls_ca=files["ca"], tls_cert=files["cert"], tls_key=files["key"]
-            ),
             "reply_prefix": "_REPLY.",
             "manage_streams": False,
             "overlap": timedelta(seconds=2.5),

@@ -72,7 +72,7 @@ async def restore(config: Config, file: Path) -> Path | None:
 
 def _sqlite_path(config: Config) -> Path:
     """Return the path of the SQLite database. Raises `StartError` if the settings name a PostgreSQL database."""
-    if config.postgres_url is not None:
+    if config.engine == "postgres":
         raise StartError(_ON_POSTGRES)
     return config.db_path
 

@@ -1,18 +1,19 @@
 """The login at the broker, from the settings."""
 
-from pydantic import SecretStr
+from collections.abc import Mapping
+from typing import Any
 
 from timer_service.adapters.nats.connection import Login
 from timer_service.config import Config
 
 
 def nats_login(config: Config) -> Login:
-    """Return the NATS login from the settings."""
+    """Return the NATS login from the settings. Reads the files with secrets."""
     return Login(
         user=config.nats_user,
-        password=_text(config.nats_password or config.nats_password_file),
-        token=_text(config.nats_token or config.nats_token_file),
-        nkey_seed=_text(config.nats_nkey_seed or config.nats_nkey_seed_file),
+        password=config.secret("nats_password"),
+        token=config.secret("nats_token"),
+        nkey_seed=config.secret("nats_nkey_seed"),
         credentials=config.nats_credentials,
         tls_ca=config.nats_tls_ca,
         tls_cert=config.nats_tls_cert,
@@ -20,5 +21,9 @@ def nats_login(config: Config) -> Login:
     )
 
 
-def _text(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
+def login_options(config: Config) -> Mapping[str, Any]:
+    """Read every file of the NATS login, and return the options for `nats.connect`.
+
+    Raises `StartError` with the name of a setting that cannot be used.
+    """
+    return nats_login(config).options()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from timer_service.adapters.embedded import embedded_nats, free_port
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
-from timer_service.app.login import nats_login
+from timer_service.app.login import login_options
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
 from timer_service.app.slices import QUERIES, SLICES
@@ -41,7 +42,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         broker = await NatsBroker.connect(
             config.broker_url,
             config.subject_prefix,
-            login=nats_login(config),
+            login=partial(login_options, config),
             reply_prefix=config.reply_prefix,
             manage_streams=config.manage_streams,
             overlap=config.commands_overlap,

@@ -1,6 +1,6 @@
 """The database that the settings name, and its clock."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,8 +49,8 @@ async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[St
 async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | PostgresDatabase"]:
     """Open the configured database. Raises `StartError` if that fails."""
     database: SqliteDatabase | PostgresDatabase
-    if config.postgres_url is not None:
-        database = await _open_postgres(config.postgres_url, config.database_statement_cache)
+    if config.engine == "postgres":
+        database = await _open_postgres(lambda: config.postgres_url or "", config.database_statement_cache)
     elif config.role == "all":
         database = await SqliteDatabase.open(config.db_path)
     else:
@@ -64,13 +64,13 @@ async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | Postg
         await close_within(_CLOSE_SECONDS, database.close(), "database")
 
 
-async def _open_postgres(url: str, statement_cache_size: int) -> "PostgresDatabase":
+async def _open_postgres(read_url: Callable[[], str], statement_cache_size: int) -> "PostgresDatabase":
     """Open a PostgreSQL database. Raises `StartError` if the driver is not installed."""
     try:
         from timer_service.adapters.postgres import PostgresDatabase  # noqa: PLC0415 - optional dependency
     except ImportError as error:
         raise StartError("TIMER_DATABASE_URL needs asyncpg: pip install 'timer-service[postgres]'") from error
-    return await PostgresDatabase.open(url, statement_cache_size=statement_cache_size)
+    return await PostgresDatabase.open(read_url, statement_cache_size=statement_cache_size)
 
 
 async def _postgres_clock(database: "PostgresDatabase", metrics: MetricsPort) -> "PostgresClock":

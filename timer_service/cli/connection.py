@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from timer_service.app.login import nats_login
+from timer_service.app.login import login_options
 from timer_service.cli.output import one_line
 from timer_service.cli.process import run_async
 from timer_service.client import Broker, NoAnswerError, TimerClient, find_broker
@@ -47,14 +48,11 @@ class Target(NamedTuple):
         return self.config.broker_url if self.broker.dev is None else None
 
     def options(self) -> dict[str, Any]:
-        """Return the other arguments of a client, as the settings say. Replies go to inboxes under TIMER_REPLY_PREFIX.
-
-        Raises `StartError` with the name of a setting that cannot be used.
-        """
+        """Return the other arguments of a client, from the settings. Replies go to inboxes under TIMER_REPLY_PREFIX."""
         return {
             "subject_prefix": self.config.subject_prefix,
             "inbox_prefix": self.config.reply_prefix.removesuffix("."),
-            **nats_login(self.config).options(),
+            "login": partial(login_options, self.config),
         }
 
 

@@ -49,7 +49,7 @@ def _read_pending(config: Config) -> list[Migration]:
 
     A SQLite file is read without its lock, and is not created.
     """
-    if config.postgres_url is not None:
+    if config.engine == "postgres":
         return run_async(unapplied_migrations(config))
     try:
         applied = read_applied(config.db_path) if config.db_path.exists() else {}

@@ -6,13 +6,13 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from timer_service.sigterm import LastResort, hangs_at_the_end
 from timer_service.supervisor import Supervisor
+from timer_service.user_code import end_loop
 
 if TYPE_CHECKING:  # a short command spends most of its time importing
     from timer_service.app.service import App
@@ -28,13 +28,21 @@ _SWITCH_SECONDS = 0.0001
 Python's default is 5 ms. A busy loop with turns of 1 ms then hardly ever gives way, see docs/decisions/0071.
 """
 _CLOSE_SECONDS = 2
-_LOG_SECONDS = 0.2
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine, on uvloop if it is installed (extra `speed`)."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
+
+
+async def run_code_of_users(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that calls code of users. After it, such code keeps the process for a few seconds at most."""
+    try:
+        await main
+    finally:
+        await end_loop()
+        LastResort(0, hangs_at_the_end).start()  # its threads and generators can hang, too
 
 
 async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None:
@@ -60,30 +68,6 @@ def collect_rarely() -> None:
     """Make Python search for cycles less often: commands and tasks have none. Modules live as long as the process."""
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
-
-
-class LastResort:
-    """Ends the process with exit code 1 if it is still there after some seconds. Nothing is lost, as after a kill.
-
-    A task that ignores its cancellation, or a thread that waits for the database, would keep the process otherwise.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, _end_process)
-        self._timer.daemon = True
-
-    def start(self) -> None:
-        """Start to count the seconds. Later calls do nothing."""
-        with suppress(RuntimeError):  # it was started before
-            self._timer.start()
-
-
-def _end_process() -> None:
-    """Log an error and exit. The log gets some time only, because the part that hangs may hold its lock."""
-    line = threading.Thread(target=log.error, args=["the service does not end; ending its process"], daemon=True)
-    line.start()
-    line.join(_LOG_SECONDS)
-    os._exit(1)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -12,7 +12,7 @@ from timer_service.cli.output import format_distance, format_time, one_line, pri
 from timer_service.cli.resources import Outcomes, Resource, Rows
 from timer_service.client import Outcome, Run, RunGraph, RunJob, RunStatus, TimerClient
 
-app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
+app = typer.Typer(help="Job graphs: start, report, look up, cancel, retry.", no_args_is_help=True)
 
 NAME = parameters.identifier("RUN", "The id of the run.")
 OUTPUTS = Annotated[
@@ -28,6 +28,7 @@ _COLOURS = {
     "ready": "cyan",
     "dispatched": "cyan",
     "running": "cyan",
+    "cancelling": "yellow",
     "cancelled": "yellow",
     "skipped": "yellow",
     "failed": "red",
@@ -60,7 +61,7 @@ RUNS = Resource(
     lambda client: client.runs,
     Outcomes(
         lambda outcome: f"{outcome.run.status}, {outcome.run.open_jobs} open" if outcome.run else "",
-        {"started", "recorded", "resolved", "cancelled", "unchanged", "kept"},
+        {"started", "recorded", "resolved", "cancelled", "retried", "unchanged", "kept"},
         {
             "run_rejected": "its graph cannot be run",
             "exists": "it has another graph or other jobs; it is not changed",
@@ -71,7 +72,8 @@ RUNS = Resource(
             "unknown_job": "the run has no such job",
             "unknown_group": "the run has no such group",
             "ignored_not_ready": "the job is not ready",
-            "already_ended": "the run or the job has already ended",
+            "already_ended": "the run, the job or its attempt has already ended",
+            "retried": "its failed and cancelled jobs run again, and those that were skipped because of them",
         },
     ),
 )
@@ -82,7 +84,8 @@ def print_graph(graph: RunGraph) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in sorted(graph.counts.items()))
     status = style(one_line(graph.run.status), colour=_COLOURS.get(graph.run.status))
     title = style(one_line(f"{graph.run.tenant}/{graph.run.run_id}"), bold=True)
-    typer.echo(f"{title}  {status}" + (f"  ({one_line(counts)})" if counts else ""))
+    attempt = f", attempt {graph.run.attempt}" if graph.run.attempt > 1 else ""
+    typer.echo(f"{title}  {status}{attempt}" + (f"  ({one_line(counts)})" if counts else ""))
     if rejection := _rejection(graph.run):
         typer.echo(f"  {one_line(rejection)}")
     if unresolved := sorted(name for name, resolved in graph.groups.items() if not resolved):
@@ -99,7 +102,8 @@ def _job_rows(jobs: Iterable[RunJob]) -> Iterator[tuple[str, ...]]:
         step = steps[job.name]
         number = "" if step == previous_step else str(step)
         status = "ready" if job.status == "pending" and job.ready_at is not None else job.status
-        yield number, job.name, status, job.reason or ", ".join(map(_need, job.needs))
+        needs = [*map(_need, job.needs), *(["always"] if job.always else [])]
+        yield number, job.name, status, job.reason or ", ".join(needs)
         previous_step = step
 
 
@@ -162,9 +166,11 @@ RUNS.command(
         "job": parameters.identifier("JOB", "The name of the job."),
         "status": parameters.argument("STATUS", "dispatched, running, success, failed, cancelled, skipped, …"),
         "outputs": OUTPUTS,
+        "attempt": parameters.number("The attempt of the JobReady: a later attempt is not changed.", "--attempt"),
     },
 )
-RUNS.command("cancel", "Cancel every job of a run that has not ended.", {"run_id": NAME})
+RUNS.command("cancel", "Cancel every job of a run that has not ended, except `always` jobs.", {"run_id": NAME})
+RUNS.command("retry", "Run the failed jobs of an ended run again, and the jobs they skipped.", {"run_id": NAME})
 RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run_id": NAME})
 RUNS.list(LIST, "List runs, newest first.", {"status": parameters.choice(RunStatus, "Only runs in this status.")})
 RUNS.watch(

@@ -1,6 +1,7 @@
 """`timer-service schedules`. These commands use the broker only, never the database."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -12,15 +13,47 @@ from timer_service.cli import parameters
 from timer_service.cli.connection import add_command
 from timer_service.cli.output import format_distance, format_duration, format_time, print_value
 from timer_service.cli.resources import Outcomes, Resource, Rows
-from timer_service.client import CatchUpPolicy, Outcome, Schedule, ScheduleStatus, TimerClient, WorkflowStart
+from timer_service.client import (
+    CalendarInterval,
+    CalendarUnit,
+    CatchUpPolicy,
+    Outcome,
+    Schedule,
+    ScheduleStatus,
+    TimerClient,
+    WorkflowStart,
+)
 
-app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
+app = typer.Typer(help="Recurring timers: cron expressions and intervals.", no_args_is_help=True)
+
+_UNITS: Mapping[str, CalendarUnit] = {"day": "days", "week": "weeks", "month": "months"}
+_CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T\S+)", re.ASCII | re.IGNORECASE)
+
+
+def _read_calendar(text: str) -> CalendarInterval:
+    """Return the calendar interval in the text of an option."""
+    found = _CALENDAR.fullmatch(" ".join(text.split()))
+    every, unit, anchor = found.groups() if found else ("", "", "")
+    try:
+        at = datetime.fromisoformat(anchor)
+    except ValueError:
+        at = datetime.min.replace(tzinfo=UTC)
+    if at.tzinfo is not None or at.microsecond:
+        must = "days, weeks or months, and the first slot as the clocks of --zone show it"
+        raise typer.BadParameter(f"{text!r} must be {must}: '2 weeks from 2026-01-02T09:00'.")
+    return CalendarInterval(every=int(every), unit=_UNITS[unit.lower()], anchor=at)
+
 
 NAME = parameters.identifier("SCHEDULE", "The id of the schedule.")
 RECURRENCE = {
     "cron": parameters.option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
     "every": parameters.duration(f"The time between slots: {parameters.DURATION_FORMS}."),
-    "zone": parameters.option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default: UTC."),
+    "calendar": parameters.option(
+        "INTERVAL",
+        "Days, weeks or months between slots, and the first one: '2 weeks from 2026-01-02T09:00'.",
+        parser=_read_calendar,
+    ),
+    "zone": parameters.option("ZONE", "The time zone of --cron or --calendar, such as Europe/Berlin. Default: UTC."),
     "start_at": parameters.instant("No slot is earlier: ISO 8601 with an offset."),
     "end_at": parameters.instant("Every slot is earlier: ISO 8601 with an offset."),
 }
@@ -49,6 +82,9 @@ def recurrence_text(schedule: Schedule) -> str:
     """Return the recurrence of a schedule, such as `0 9 * * MON-FRI in Europe/Berlin`."""
     if schedule.every is not None:
         return f"every {format_duration(schedule.every)}"
+    if schedule.calendar is not None:
+        every, unit, anchor = schedule.calendar.document().values()
+        return f"every {every} {unit} from {anchor} in {schedule.zone}"
     return f"{schedule.cron} in {schedule.zone}"
 
 
@@ -70,7 +106,7 @@ def print_schedule(schedule: Schedule) -> None:
         schedule,
         f"{schedule.tenant}/{schedule.schedule_id}",
         {"recurrence": recurrence_text(schedule)},
-        leave_out=["schedule_id", "cron", "zone", "every"],
+        leave_out=["schedule_id", "cron", "zone", "every", "calendar"],
         time_text=lambda at: slot_text(at, schedule.zone),
     )
 
@@ -124,11 +160,14 @@ def _explain_put(outcome: Outcome) -> str | None:
     return None if outcome.schedule is None or outcome.name == "ended" else _AFTER_PUT.get(outcome.schedule.status)
 
 
-def _check_recurrence(*, cron: str | None, every: timedelta | None, zone: str | None, **_: object) -> None:
-    if (cron is None) == (every is None):
-        raise typer.BadParameter("Give either --cron or --every.")
+def _check_recurrence(
+    *, cron: str | None, every: timedelta | None, calendar: CalendarInterval | None, zone: str | None, **_: object
+) -> None:
+    if [cron, every, calendar].count(None) != 2:  # noqa: PLR2004 - two of three
+        raise typer.BadParameter("Give one of --cron, --every and --calendar.")
     if every is not None and zone is not None:
-        raise typer.BadParameter("--zone needs --cron: --every is elapsed time, which is equal in all zones.")
+        text = "--zone needs --cron or --calendar: --every is elapsed time, which is equal in all zones."
+        raise typer.BadParameter(text)
 
 
 def _check_put(**given: Any) -> None:

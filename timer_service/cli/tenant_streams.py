@@ -10,6 +10,7 @@ and again would delay the service, so no tenant reads that stream. See docs/deci
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -21,7 +22,7 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.log import nanoseconds
 from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects, covers
-from timer_service.app.login import nats_login
+from timer_service.app.login import login_options
 from timer_service.config import Config
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
@@ -46,7 +47,7 @@ async def as_operator(
 ) -> _T:
     """Call `set_up` with a client that has the login of the settings."""
     connection = Connection("timer-service tenants", unsent_bytes=_UNSENT_BYTES)
-    await connection.open(config.broker_url, nats_login(config).options())
+    await connection.open(config.broker_url, partial(login_options, config))
     try:
         return await set_up(connection.client, Subjects(config.subject_prefix), tenants)
     finally:

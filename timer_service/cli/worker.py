@@ -12,7 +12,7 @@ import typer
 from timer_service.cli.connection import Server, find_target
 from timer_service.cli.output import one_line
 from timer_service.cli.parameters import Tenant, read_duration, read_identifier
-from timer_service.cli.process import collect_rarely, run_async
+from timer_service.cli.process import collect_rarely, run_async, run_code_of_users
 from timer_service.logs import configure_logs
 from timer_service.worker import Worker, WorkflowFunction
 
@@ -85,6 +85,6 @@ def worker(
     configure_logs(target.config)
     collect_rarely()
     try:
-        run_async(executor.run())
+        run_async(run_code_of_users(executor.run()))
     except asyncio.CancelledError:
         sys.exit(f"timer-service: {_SECOND_SIGNAL}")

@@ -38,6 +38,7 @@ from timer_service.client.lookup import Broker, find_broker
 from timer_service.client.models import (
     Backfill,
     BuriedEvent,
+    CalendarInterval,
     CatchUp,
     Counts,
     DeadLetter,
@@ -56,6 +57,7 @@ from timer_service.client.models import (
     Timer,
 )
 from timer_service.client.names import (
+    CalendarUnit,
     CatchUpPolicy,
     EffectStatus,
     FiringStatus,
@@ -101,6 +103,8 @@ __all__ = [
     "Backfill",
     "Broker",
     "BuriedEvent",
+    "CalendarInterval",
+    "CalendarUnit",
     "CatchUp",
     "CatchUpPolicy",
     "CommandError",

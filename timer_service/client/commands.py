@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from timer_service.client.answers import read_object
-from timer_service.client.calls import Calls
+from timer_service.client.calls import Calls, check_connected
 from timer_service.client.errors import CommandError, NoAnswerError
 from timer_service.client.models import Outcome
 from timer_service.nats_batches import batch_headers, split
@@ -76,8 +76,10 @@ async def send_commands(
     `progress` is called with the number of commands that have ended, each time this number grows. If it raises, so does
     this function.
     """
-    if not connection.is_connected:
-        return [NoAnswerError("not connected to the broker") for _ in commands]
+    try:
+        check_connected(connection)
+    except NoAnswerError as error:
+        return [error for _ in commands]
     exchange = _Exchange(connection, commands, progress)
     reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
     try:
@@ -240,8 +242,7 @@ async def store_commands(
     If the stream does not store one of them, it may have stored others that were published later. Raises
     `NoAnswerError` if there is no connection at the beginning.
     """
-    if not connection.is_connected:
-        raise NoAnswerError("not connected to the broker")
+    check_connected(connection)
     endings: dict[str, str | None] = {}
     fitting = []
     for command in commands:

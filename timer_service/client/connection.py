@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 
 from timer_service.cancellation import keep_cancellation
 from timer_service.client.answers import read_cursor, read_object, read_rows
-from timer_service.client.calls import Calls
+from timer_service.client.calls import Calls, check_connected
 from timer_service.client.checks import check_seconds, check_tenant, check_text, optional, write_json
 from timer_service.client.commands import (
     HEADER_BYTES,
@@ -81,8 +81,7 @@ class Connection:
 
     def jetstream(self) -> JetStreamContext:
         """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
-        if not self._client.is_connected:
-            raise NoAnswerError("not connected to the broker")
+        check_connected(self._client)
         return self._client.jetstream()
 
     def subject(self, kind: Kind, tenant: str, message: str) -> str:
@@ -146,8 +145,7 @@ class Connection:
         """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
         subject = self.subject(kind, check_tenant(tenant), name)
         check_seconds("timeout_seconds", timeout_seconds)
-        if not self._client.is_connected:
-            raise NoAnswerError("not connected to the broker")
+        check_connected(self._client)
         if len(body) > self._client.max_payload:
             reason = f"the request has {len(body)} bytes; the broker accepts {self._client.max_payload}"
             raise QueryError("TOO_LARGE", reason)
@@ -235,8 +233,7 @@ class Connection:
         self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
     ) -> AsyncGenerator[Event, None]:
         """Join the watches when the iteration begins, and leave them when it ends."""
-        if not self._client.is_connected:
-            raise NoAnswerError("not connected to the broker")
+        check_connected(self._client)
         kinds = tuple(each for each in EVENTS if message_of(each) in messages)
         watch = Watch([self.subject(Kind.EVENT, tenant, message) for message in messages])
         try:
@@ -258,6 +255,8 @@ def connector(
 
     `name`: for the server. Raises ValueError with the name of a wrong argument.
     """
+    if not callable(options.get("login", dict)):
+        raise ValueError("login must be a function that returns options of nats.connect")  # noqa: TRY004 - as all
     urls, prefix = optional(check_text, "url", url), check_text("subject_prefix", subject_prefix)
     inboxes = {"inbox_prefix": check_text("inbox_prefix", inbox_prefix)}
     return lambda: open_connection(urls, name, prefix, {**options, **inboxes})

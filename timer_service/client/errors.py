@@ -1,11 +1,13 @@
 """The exceptions of the client. A wrong argument raises ValueError instead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:  # the models raise these errors
     from timer_service.client.workflow_models import Workflow, WorkflowError
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class TimerServiceError(Exception):
@@ -76,3 +78,19 @@ class RetryLater(Exception):  # noqa: N818 - a request for a retry
 
 class AlreadyHandled(Exception):  # noqa: N818 - the event needs nothing more
     """The event was handled before: `TimerApp.once` found its mark. It ends the handler with success."""
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Return the errors in an exception group and in the groups inside it, or the error itself."""
+    unvisited = [error]  # the next one is the last one; no recursion, because groups can be deep
+    while unvisited:
+        each = unvisited.pop()
+        if isinstance(each, BaseExceptionGroup):
+            unvisited += reversed(each.exceptions)
+        else:
+            yield each
+
+
+def errors_in(error: BaseException, kind: type[_Error]) -> list[_Error]:
+    """Return the errors of a class: the error itself, or those in an exception group. Their causes do not count."""
+    return [each for each in leaves_of(error) if isinstance(each, kind)]

@@ -216,6 +216,8 @@ class _RunEvent(Event):
     """An event of a run."""
 
     run_id: str
+    attempt: int = 1
+    """Greater than 1 after `Runs.retry`. `Runs.report` takes that of a `JobReady`."""
 
     @property
     def about(self) -> str:

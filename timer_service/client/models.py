@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from timer_service.client.names import (
+    CalendarUnit,
     CatchUpPolicy,
     EndReason,
     FiringStatus,
@@ -133,6 +134,8 @@ class Run(View):
     """Why the service rejected the graph."""
     path: Sequence[str] = ()
     """The jobs that the rejection is about."""
+    attempt: int = 1
+    """Greater than 1 after `Runs.retry`."""
 
 
 class RunJob(View, wire={"group": "groupName"}):
@@ -146,6 +149,10 @@ class RunJob(View, wire={"group": "groupName"}):
     ready_at: datetime | None = None
     settled_at: datetime | None = None
     reason: str | None = None
+    always: bool = False
+    """Whether it runs also if the jobs it needs fail, or the run is cancelled."""
+    attempt: int = 1
+    """The attempt of the run in which it ran last."""
     outputs: Mapping[str, Any] | None = None
 
 
@@ -204,6 +211,19 @@ class Backfill(View, wire={"from_at": "from", "to_at": "to"}):
     """When they are tried again, if there is a `last_error`."""
 
 
+class CalendarInterval(View):
+    """Every so many days, weeks or months at a wall-clock time, from the anchor on."""
+
+    every: int
+    unit: Open[CalendarUnit]
+    anchor: datetime
+    """The first slot, without a timezone: it is in the zone of the schedule."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the value as in the messages."""
+        return {"every": self.every, "unit": self.unit, "anchor": self.anchor.isoformat()}
+
+
 class Schedule(View):
     """A schedule."""
 
@@ -213,6 +233,7 @@ class Schedule(View):
     cron: str | None = None
     zone: str | None = None
     every: timedelta | None = None
+    calendar: CalendarInterval | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
     max_count: int | None = None

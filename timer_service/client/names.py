@@ -14,8 +14,8 @@ SignalStatus = Literal["active", "paused", "fired", "resolved", "cancelled"]
 FiringStatus = Literal["queued", "enqueued", "failed"]
 """The status of a firing; `enqueued`: the signal has fired."""
 
-RunStatus = Literal["running", "success", "failed", "cancelled", "rejected"]
-"""The status of a run."""
+RunStatus = Literal["running", "cancelling", "success", "failed", "cancelled", "rejected"]
+"""The status of a run; `cancelling`: only its `always` jobs still run."""
 
 ReportedStatus = Literal[
     "dispatched", "running", "success", "failed", "cancelled", "skipped", "timed_out_stale", "drift_dropped"
@@ -33,6 +33,9 @@ EndReason = Literal["end_at", "max_count", "no_more_slots"]
 
 SkipReason = Literal["busy", "exists", "cancelled", "over_quota"]
 """Why a slot started no workflow."""
+
+CalendarUnit = Literal["days", "weeks", "months"]
+"""The unit of a calendar interval."""
 
 CatchUpPolicy = Literal["last", "skip", "all"]
 """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""

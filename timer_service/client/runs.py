@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from timer_service.client.answers import read_rows
-from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, optional
+from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, check_whole, optional
 from timer_service.client.events import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
 from timer_service.client.models import Outcome, Run, RunGraph, RunJob
 from timer_service.client.names import ReportedStatus, RunStatus
@@ -55,19 +55,30 @@ class Runs(Resource):
         status: ReportedStatus,
         *,
         outputs: Mapping[str, Any] | None = None,
+        attempt: int | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Report the status of a job, and its outputs for the jobs that need it."""
+        """Report the status of a job, and its outputs for the jobs that need it.
+
+        `attempt` is that of the `JobReady`. With it, a late report changes no later attempt of the run.
+        """
+        if attempt is not None and check_whole("attempt", attempt) < 1:
+            raise ValueError("attempt must be at least 1")
         fields = {
             "jobName": check_identifier("job", job),
             "status": check_choice("status", status, ReportedStatus),
             "outputs": optional(check_mapping, "outputs", outputs),
+            "attempt": attempt,
         }
         return await self._send("ReportJobStatus", tenant, run_id, timeout_seconds, **fields)
 
     async def cancel(self, tenant: str, run_id: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Cancel a run: every job that has not ended ends as cancelled."""
+        """Cancel a run: every job that has not ended ends as cancelled, except the `always` jobs."""
         return await self._send("CancelRun", tenant, run_id, timeout_seconds)
+
+    async def retry(self, tenant: str, run_id: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Run the failed and cancelled jobs of an ended run again, and the jobs that were skipped because of them."""
+        return await self._send("RetryRun", tenant, run_id, timeout_seconds)
 
     async def get(self, tenant: str, run_id: str, *, timeout_seconds: float = 10) -> RunGraph | None:
         """Return a run with all its jobs, or None if it does not exist. Reads every page."""

@@ -8,6 +8,7 @@ from timer_service.client.checks import (
     check_choice,
     check_text,
     check_topic,
+    check_type,
     check_whole,
     check_zone,
     given,
@@ -18,8 +19,8 @@ from timer_service.client.checks import (
 )
 from timer_service.client.connection import with_topics
 from timer_service.client.events import ScheduleBackfilled, ScheduleEnded, ScheduleFired, ScheduleSkipped
-from timer_service.client.models import UNSET, Outcome, Schedule
-from timer_service.client.names import CatchUpPolicy, ScheduleStatus
+from timer_service.client.models import UNSET, CalendarInterval, Outcome, Schedule
+from timer_service.client.names import CalendarUnit, CatchUpPolicy, ScheduleStatus
 from timer_service.client.resource import Resource
 from timer_service.client.view import View
 from timer_service.client.workflow_start import WorkflowStart, wire_start
@@ -50,6 +51,7 @@ class Schedules(Resource):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
+        calendar: CalendarInterval | None = None,
         zone: "str | ZoneInfo | None" = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
@@ -65,8 +67,8 @@ class Schedules(Resource):
     ) -> Outcome:
         """Create a schedule, or replace its whole definition. A paused schedule stays paused.
 
-        Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart (whole milliseconds), from
-        `start_at` (inclusive) to `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a
+        Its slots are those of `cron` or `calendar` in `zone` (default: UTC), or are `every` apart (whole milliseconds),
+        from `start_at` (inclusive) to `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a
         `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value. `topic` is the
         last token of their subject. With `start`, each slot starts a workflow instead.
         """
@@ -76,7 +78,7 @@ class Schedules(Resource):
             limit=optional(check_whole, "catch_up_limit", catch_up_limit),
         )
         fields = {
-            **_recurrence(cron, every, zone, start_at, end_at),
+            **_recurrence(cron=cron, every=every, calendar=calendar, zone=zone, start_at=start_at, end_at=end_at),
             "maxCount": optional(check_whole, "max_count", max_count),
             "jitter": optional(wire_duration, "jitter", jitter),
             "catchUp": late or None,
@@ -157,6 +159,7 @@ class Schedules(Resource):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
+        calendar: CalendarInterval | None = None,
         zone: "str | ZoneInfo | None" = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
@@ -169,7 +172,7 @@ class Schedules(Resource):
         The other arguments are those of `put`. Nothing is stored. If the slots take long to compute, there are several
         requests, and `timeout_seconds` applies to each of them.
         """
-        recurrence = _recurrence(cron, every, zone, start_at, end_at)
+        recurrence = _recurrence(cron=cron, every=every, calendar=calendar, zone=zone, start_at=start_at, end_at=end_at)
         begin = given(**{"from": optional(wire_instant, "from_at", from_at)})
         question = {**recurrence, **begin, "count": check_whole("count", count)}
         slots: list[datetime] = []
@@ -197,19 +200,33 @@ class Schedules(Resource):
 
 
 def _recurrence(
+    *,
     cron: str | None,
     every: timedelta | None,
+    calendar: CalendarInterval | None,
     zone: "str | ZoneInfo | None",
     start_at: datetime | None,
     end_at: datetime | None,
 ) -> dict[str, Any]:
     """Return the fields of a recurrence."""
-    if (cron is None) == (every is None):
-        raise ValueError("cron or every must be given, and not both")
+    if [cron, every, calendar].count(None) != 2:  # noqa: PLR2004 - two of three
+        raise ValueError("one of cron, every and calendar must be given")
     return given(
         cron=optional(check_text, "cron", cron),
         every=optional(wire_distance, "every", every),
+        calendar=optional(_wire_calendar, "calendar", calendar),
         zone=optional(check_zone, "zone", zone),
         startAt=optional(wire_instant, "start_at", start_at),
         endAt=optional(wire_instant, "end_at", end_at),
     )
+
+
+def _wire_calendar(argument: str, calendar: Any) -> dict[str, Any]:
+    """Return a calendar interval in its wire form."""
+    interval = check_type(argument, calendar, CalendarInterval, "a CalendarInterval")
+    check_whole(f"{argument}.every", interval.every)
+    check_choice(f"{argument}.unit", interval.unit, CalendarUnit)
+    anchor = check_type(f"{argument}.anchor", interval.anchor, datetime, "a datetime")
+    if anchor.tzinfo is not None or anchor.microsecond:
+        raise ValueError(f"{argument}.anchor must have no timezone and no fraction of a second: it is a time in `zone`")
+    return interval.document()

@@ -64,7 +64,9 @@ class TimerClient:
 
         `url` may be several URLs with commas between them. Without it, the client uses the broker that `find_broker`
         returns, and no other one in its place. `options` go to `nats.connect`: `user` and `password`,
-        `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
+        `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Instead of these, `login` can be a function that returns
+        a dictionary of them. It is called in a thread at each connect, so it can read files again. Raises
+        `NoAnswerError` if no server answers.
         """
         async with connector("timer-client", url, subject_prefix, inbox_prefix, options)() as connection:
             yield cls(connection)

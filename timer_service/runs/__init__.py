@@ -12,6 +12,7 @@ from timer_service.runs.messages import (
     JobSkipped,
     ReportJobStatus,
     ResolveGroup,
+    RetryRun,
     RunCompleted,
     RunRejected,
     RunStuck,
@@ -24,7 +25,7 @@ from timer_service.runs.sweep import TIMED, Sweep
 
 SLICE = Slice(
     name="runs",
-    commands=(StartRun, ResolveGroup, ReportJobStatus, CancelRun),
+    commands=(StartRun, ResolveGroup, ReportJobStatus, CancelRun, RetryRun),
     outcomes=Outcome,
     handle=partial(handle, evaluating=True),
     handle_when_off=partial(handle, evaluating=False),

@@ -17,7 +17,6 @@ from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST
 from timer_service.runs import loader, store
 from timer_service.runs.draft import RunState
-from timer_service.runs.messages import JobStatus
 from timer_service.runs.rules import Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
@@ -30,7 +29,7 @@ _SQL = load_sql("timer_service.runs", "announcements.sql")
 
 _KEY = ("tenant_id", "available_at", "run_id", "job_name")
 ANNOUNCEMENTS = DueTable(
-    "run_announcements", _KEY, order=_KEY[1:], columns=(*_KEY, "deferred_at", "caused_by", "outputs_share")
+    "run_announcements", _KEY, order=_KEY[1:], columns=(*_KEY, "deferred_at", "attempt", "caused_by", "outputs_share")
 )
 
 COUNTED = CountedRows("run_announcements", "waiting", "TRUE")
@@ -98,36 +97,32 @@ def find(before: States, after: States) -> list[Announcement]:
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
-    """Yield the jobs that became ready and have not ended since."""
+    """Yield the jobs that became ready, for the first time or in a new attempt, and have not ended since."""
     for name, job in after.jobs.items():
         old = before.jobs.get(name)
-        if job is not old and job.ready_at is not None and not job.ended and (old is None or old.ready_at is None):
+        was_ready = old is not None and old.ready_at is not None and old.attempt == job.attempt
+        if job is not old and job.ready_at is not None and not job.ended and not was_ready:
             yield job
 
 
 def _skipped(before: RunState, after: RunState) -> Iterator[Job]:
     """Yield the jobs that the service skipped."""
     for name, job in after.jobs.items():
-        if job is not before.jobs.get(name) and _is_skipped(job):
+        if job is not before.jobs.get(name) and job.is_skipped:
             yield job
-
-
-def _is_skipped(job: Job) -> bool:
-    """Return whether the service has skipped the job. A report of this status has no reason."""
-    return job.status is JobStatus.SKIPPED and job.reason is not None
 
 
 async def defer(tx: Transaction, announcements: Sequence[Announcement], now: int) -> None:
     """Write announcements, so that their events can be added later."""
     rows = sorted(
-        (each.run.key.tenant_id, now, each.run.key.run_id, each.job.name, now, each.job.caused_by, each.outputs_share)
-        for each in announcements
+        (run.key.tenant_id, now, run.key.run_id, job.name, now, job.attempt, job.caused_by, share)
+        for run, job, share in announcements
     )
     await tx.insert(_SQL["defer"], rows)
 
 
 async def read(reader: Reader, rows: Sequence[Row]) -> list[Announcement | None]:
-    """Return the announcement of each row; None if the job has ended since, or its run was deleted.
+    """Return the announcement of each row; None if the job has ended or run again since, or its run was deleted.
 
     A later run with the id of a deleted one has jobs of its own, which the rows do not announce.
     """
@@ -140,7 +135,7 @@ def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | 
     """Return the announcement of a row, given its run and its job; None as `read` says."""
     if run is None or job is None:
         return None
-    if job.ended and not _is_skipped(job):
+    if (job.ended and not job.is_skipped) or job.attempt != row["attempt"]:
         return None
     changed_at = job.settled_at if job.ended else job.ready_at
     if changed_at is None or changed_at > row["deferred_at"]:  # the job is one of a later run

@@ -10,13 +10,14 @@ open need less. The cost is the number of edges of the ended jobs. It does not d
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.graph import Edge, Edges, Flaw
-from timer_service.runs.messages import JobStatus, NewJob, RunStatus
+from timer_service.runs.messages import IfFailed, JobStatus, NewJob, RunStatus
 from timer_service.runs.pending import MAX_PENDING_BYTES, Pending
 from timer_service.runs.rules import Group, Job, Run
 
@@ -52,15 +53,17 @@ class Draft:
     def finish(self) -> RunState:
         """Return the run after the commands. It is completed if no job and no group is open.
 
-        An ended run has no pending commands and is not swept any more.
+        An ended run is not swept any more. It has no pending commands, because no group is open.
         """
-        run, pending = self.run, self.pending
+        run = self.run
+        if run.status is RunStatus.CANCELLING and not run.is_open:
+            run = run._replace(status=RunStatus.CANCELLED if run.flaw_code is None else RunStatus.REJECTED)
         if run.status is RunStatus.RUNNING and run.evaluated and not run.is_open:
             run = run._replace(status=RunStatus.FAILED if run.failed_jobs else RunStatus.SUCCESS)
         if run.ended:
             settled_at = self.now if run.settled_at is None else run.settled_at
-            run, pending = run._replace(settled_at=settled_at, sweep_at=None, pending_bytes=0), {}
-        return RunState(run, self.jobs, self.downstream, self.groups, self.downstream_of_groups, pending)
+            run = run._replace(settled_at=settled_at, sweep_at=None)
+        return RunState(run, self.jobs, self.downstream, self.groups, self.downstream_of_groups, self.pending)
 
     # Pending commands
 
@@ -116,14 +119,15 @@ class Draft:
         edges = [edge for name in ended for edge in self.downstream.get(name, ())]
         self._evaluate_edges(edges, changed, caused_by)
 
-    def repair(self) -> list[str]:
-        """Recount the open needs of every job and evaluate the whole run.
+    def repair(self, caused_by: str | None = None) -> list[str]:
+        """Recount the open needs of every job and evaluate the whole run, which was loaded.
 
-        Return the names of the jobs that were waiting although they should have been ready or skipped.
+        Return the names of the jobs that were waiting although they should have been ready or skipped. `caused_by` is
+        the id of the command, or None for the sweep.
         """
         # All needs count as open first. The evaluation then takes away those of the ended jobs.
         needs = _count_needs(self.downstream)
-        unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
+        unresolved = self.unresolved if self.run.status is RunStatus.RUNNING else []
         groups = Counter(edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
         waiting = [job for job in self.jobs.values() if job.is_waiting]
         for job in waiting:
@@ -135,7 +139,7 @@ class Draft:
             open_groups=len(unresolved),
         )
         ended = [job.name for job in self.jobs.values() if job.ended]
-        self.evaluate(ended, [job.name for job in waiting], caused_by=None)
+        self.evaluate(ended, [job.name for job in waiting], caused_by=caused_by)
         return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
     @property
@@ -173,7 +177,10 @@ class Draft:
         `resolved` are the edges from the group to the jobs that need it. These jobs need the new jobs instead.
         """
         needs, groups = _count_needs(to_jobs), _count_needs(to_groups)
-        self.jobs |= {job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0)) for job in jobs}
+        self.jobs |= {
+            job.name: _new_job(job, group, needs.get(job.name, 0), groups.get(job.name, 0), self.run.attempt)
+            for job in jobs
+        }
         added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
         for name, edges in to_jobs.items():
@@ -214,23 +221,64 @@ class Draft:
             if job.is_waiting and job.open_needs == 0 and job.open_groups == 0:
                 self.jobs[job.name] = rules.mark_ready(job, self.now, caused_by)
 
-    def cancel(self) -> None:
-        """Cancel the run and its open jobs."""
-        self._cancel_open_jobs()
-        self.run = self.run._replace(status=RunStatus.CANCELLED)
+    def cancel(self, caused_by: str) -> None:
+        """End every open job as cancelled, except the `always` jobs. These do not wait for a group any more.
 
-    def _cancel_open_jobs(self) -> None:
-        """Cancel every job that has not ended. No group is open afterwards."""
-        for job in [job for job in self.jobs.values() if not job.ended]:
-            self.set_job(rules.end(job, JobStatus.CANCELLED, self.now))
-        self.run = self.run._replace(open_groups=0)
+        No job can become known, so no command is pending. If an `always` job has not ended, the whole run was loaded.
+        """
+        open_jobs = [job for job in self.jobs.values() if not job.ended]
+        for job in open_jobs:
+            if not job.always:
+                self.set_job(rules.end(job, JobStatus.CANCELLED, self.now))
+        self.take_pending()
+        self.run = self.run._replace(status=RunStatus.CANCELLING, open_groups=0)
+        if any(job.always for job in open_jobs):
+            self.repair(caused_by)
 
-    def reject(self, flaw: Flaw) -> None:
-        """Reject the run because its graph is invalid. Cancel its open jobs."""
-        self._cancel_open_jobs()
-        self.run = self.run._replace(
-            status=RunStatus.REJECTED, flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path))
-        )
+    def reject(self, flaw: Flaw, caused_by: str) -> None:
+        """Cancel the run because its graph is invalid."""
+        self.run = self.run._replace(flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path)))
+        self.cancel(caused_by)
+
+    # A RetryRun
+
+    @property
+    def unresolved(self) -> list[str]:
+        """The groups whose jobs are not named. Only those of a running run are open."""
+        return [name for name, group in self.groups.items() if group.resolved_at is None]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows of the run were loaded. If not, retention is deleting it."""
+        edges = chain(self.downstream.values(), self.downstream_of_groups.values())
+        return self.run.row_count == len(self.jobs) + len(self.groups) + sum(map(len, edges))
+
+    def retry(self, sweep_at: int, caused_by: str) -> bool:
+        """Run the failed jobs of an ended run again. Return False if nothing can run again. The whole run was loaded.
+
+        The jobs that were skipped because of these run again too, and so do the `always` jobs that need one of all
+        these, or a group that is open again. The others stay as they ended.
+        """
+        unresolved = self.unresolved
+        again = deque(name for name, job in self.jobs.items() if rules.runs_again(job))
+        if not again and not unresolved:
+            return False
+        of_groups = (edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
+        again.extend(name for name in of_groups if self.jobs[name].always)
+        attempt = self.run.attempt + 1
+        while again:
+            name = again.popleft()
+            job = self.jobs[name]
+            if job.attempt == attempt:
+                continue
+            self.jobs[name] = rules.begin_again(job, attempt)
+            for edge in self.downstream.get(name, ()):
+                downstream = self.jobs[edge.job]
+                if downstream.always or (downstream.is_skipped and edge.if_failed is IfFailed.SKIP):
+                    again.append(edge.job)
+        self.run = self.run._replace(status=RunStatus.RUNNING, attempt=attempt, settled_at=None, sweep_at=sweep_at)
+        self.repair(caused_by)
+        return True
 
 
 def _count_needs(edges: Edges) -> Counter[str]:
@@ -238,7 +286,7 @@ def _count_needs(edges: Edges) -> Counter[str]:
     return Counter(edge.job for from_one in edges.values() for edge in from_one)
 
 
-def _new_job(job: NewJob, group: str | None, needs: int, groups: int) -> Job:
+def _new_job(job: NewJob, group: str | None, needs: int, groups: int, attempt: int) -> Job:
     """Return a job of a command with all its needs open: `needs` jobs and `groups` groups."""
     payload = job.payload_text
     return Job(
@@ -247,6 +295,8 @@ def _new_job(job: NewJob, group: str | None, needs: int, groups: int) -> Job:
         open_needs=needs,
         open_groups=groups,
         stale_after_ms=None if job.stale_after_seconds is None else job.stale_after_seconds * 1000,
+        always=job.always,
+        attempt=attempt,
         payload=payload,
         payload_bytes=0 if payload is None else len(payload.encode()),
     )

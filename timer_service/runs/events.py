@@ -38,20 +38,24 @@ def run_event(
     fields: Mapping[str, Any],
     raw: Mapping[str, RawJson | None] = _NOTHING,
     *,
+    attempt: int | None = None,
     cause: str | None = None,
     at: int,
 ) -> Event:
-    """Return an event of a run. A run has at most one event of a kind for each `subject`, such as a job.
+    """Return an event of a run. An attempt has at most one event of a kind for each `subject`, such as a job.
 
-    `cause` is the id of the command that led to the event, or None for the StartRun. The id of the event depends on
-    the position of the StartRun: a later run of this name has other ids.
+    `attempt` is that of the run if it is None. `cause` is the id of the command that led to the event, or None for the
+    StartRun. The id of the event depends on the position of the StartRun and on the attempt: a later run of this name,
+    and a later attempt, have other ids.
     """
-    named = json.dumps([kind, *run.key, *run.position, subject])
+    attempt = attempt or run.attempt
+    named = json.dumps([kind, *run.key, *run.position, attempt, subject])
+    shown = {"attempt": attempt} if attempt > 1 else {}
     return Event(
         id=hashlib.sha256(named.encode()).hexdigest()[:32],
         type=kind,
         tenant=run.key.tenant_id,
-        payload=write_object({"tenantId": run.key.tenant_id, "runId": run.key.run_id, **fields}, raw),
+        payload=write_object({"tenantId": run.key.tenant_id, "runId": run.key.run_id, **fields, **shown}, raw),
         timestamp_ms=at,
         correlation_id=run.cause.correlation_id,
         causation_id=cause or run.cause.command_id,
@@ -70,12 +74,19 @@ async def add(
     of_jobs = announcements.find(before, after)
     added = await add_of_jobs(tx, of_jobs, now)
     await announcements.defer(tx, of_jobs[added:], now)
-    ended = [state.run for key, state in after.items() if state.run.ended and not before[key].run.ended]
+    ended = [
+        state.run for key, state in after.items() if state.run.ended and not _had_ended(before[key].run, state.run)
+    ]
     counts = await loader.count_by_status(tx, [run.key for run in ended if run.status is not RunStatus.REJECTED])
     of_runs = [_stuck_event(after[key].run, jobs, now) for key, jobs in (stuck or {}).items() if jobs]
     of_runs += [_end_event(run, counts.get(run.key, {}), now) for run in ended]
     await outbox.add(tx, of_runs, now)
     return len(of_jobs) + len(of_runs)
+
+
+def _had_ended(before: Run, after: Run) -> bool:
+    """Return whether the end of a run was published before: an attempt has one end."""
+    return before.ended and before.attempt == after.attempt
 
 
 def _stuck_event(run: Run, jobs: Sequence[str], now: int) -> Event:
@@ -141,7 +152,7 @@ def _size(announcement: Announcement, upstreams: Mapping[JobKey, _Upstreams]) ->
 def _skipped_event(skipped: Announcement, now: int) -> Event:
     run, job, _ = skipped
     fields = {"jobName": job.name, "reason": job.reason}
-    return run_event(JobSkipped.type, run, job.name, fields, cause=job.caused_by, at=now)
+    return run_event(JobSkipped.type, run, job.name, fields, attempt=job.attempt, cause=job.caused_by, at=now)
 
 
 async def _ready_events(
@@ -163,5 +174,7 @@ async def _ready_events(
         )
         of_upstreams = {name: read_stored(outputs[run.key, name]) for name in of_job[key].shown}
         raw = {"payload": read_stored(payloads.get(key)), "upstreamJobOutputs": write_object({}, of_upstreams)}
-        events.append(run_event(JobReady.type, run, job.name, fields, raw, cause=job.caused_by, at=now))
+        events.append(
+            run_event(JobReady.type, run, job.name, fields, raw, attempt=job.attempt, cause=job.caused_by, at=now)
+        )
     return events

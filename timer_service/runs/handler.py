@@ -12,9 +12,9 @@ from timer_service.core.ports.turns import TransactionTime
 from timer_service.core.values.message import Command
 from timer_service.runs import events, loader, run, store
 from timer_service.runs.draft import RunState
-from timer_service.runs.messages import ReportJobStatus, ResolveGroup, RunPayload, RunStatus, StartRun
+from timer_service.runs.messages import ReportJobStatus, ResolveGroup, RetryRun, RunPayload, StartRun
 from timer_service.runs.queries import run_view
-from timer_service.runs.rules import NO_POSITION, UNFINISHED, Outcome, Run, RunKey
+from timer_service.runs.rules import NO_POSITION, OPEN, UNFINISHED, Outcome, Run, RunKey
 
 MOST_ROWS = 5000
 """How many rows a transaction reads and writes, about. They take 100 to 200 ms. A single command may have more."""
@@ -45,6 +45,7 @@ async def handle(
     Each table is read and written once. If `evaluating` is false, the sweep makes jobs ready and skips jobs later.
     """
     keyed = [(_key(command), command) for command in commands]
+    keyed = keyed[: count_before_retry(keyed)]
     locked = await loader.lock_runs(tx, {key for key, _ in keyed})
     keyed = keyed[: count_fitting(locked, keyed, MOST_ROWS)]
     of_run = defaultdict[RunKey, list[Command]](list)
@@ -56,6 +57,20 @@ async def handle(
     await store.save(tx, before, after)
     wake_at = now if await events.add(tx, before, after, now) else None
     return [_result(end, command, after[key].run, wake_at) for end, (key, command) in zip(ends, keyed, strict=False)]
+
+
+def count_before_retry(commands: Sequence[OnRun]) -> int:
+    """Return how many of the first commands come before a RetryRun that follows another command on its run.
+
+    The events of a transaction are those of the difference of two states. So a RetryRun is the first command on its run
+    in its transaction: the event of the end before is then in an earlier one.
+    """
+    seen = set[RunKey]()
+    for number, (key, command) in enumerate(commands):
+        if key in seen and isinstance(command.payload, RetryRun):
+            return number
+        seen.add(key)
+    return len(commands)
 
 
 def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[OnRun], most: int) -> int:
@@ -82,14 +97,14 @@ def _loaded_rows(run: Run | None, command: Command) -> int:
     """Return about how many rows of its run a command reads besides those that it names.
 
     `run` is None if it does not exist. A report that ends no job reads none. Other commands read the pending commands
-    of the run, and the whole run if it is open.
+    of the run, and the whole run if it is open, or run again.
     """
     if run is None:
         return 0
     if isinstance(command.payload, ReportJobStatus):
         return 0 if command.payload.status in UNFINISHED else int(run.row_count * _ROWS_PER_END)
     pending_rows = run.pending_bytes // _PENDING_BYTES_PER_ROW
-    return pending_rows + run.row_count if run.is_open else pending_rows
+    return pending_rows + run.row_count if run.is_open or isinstance(command.payload, RetryRun) else pending_rows
 
 
 def _named_rows(command: Command) -> int:
@@ -137,19 +152,15 @@ async def _apply(
 def _growth(before: Run, after: Run) -> Amounts:
     """Return how much more a tenant has after commands on one of its runs than before."""
     return {
-        OPEN_RUNS: _is_running(after) - _is_running(before),
-        RUN_ROWS: _running_rows(after) - _running_rows(before),
+        OPEN_RUNS: (after.status in OPEN) - (before.status in OPEN),
+        RUN_ROWS: _open_rows(after) - _open_rows(before),
         EARLY_COMMANDS: after.pending_bytes - before.pending_bytes,
     }
 
 
-def _is_running(run: Run) -> bool:
-    return run.status is RunStatus.RUNNING
-
-
-def _running_rows(run: Run) -> int:
+def _open_rows(run: Run) -> int:
     """Return the rows that count towards the limit: a run that has ended counts no more."""
-    return run.row_count if _is_running(run) else 0
+    return run.row_count if run.status in OPEN else 0
 
 
 def _key(command: Command) -> RunKey:

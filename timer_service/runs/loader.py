@@ -18,10 +18,11 @@ from timer_service.runs.messages import (
     JobStatus,
     ReportJobStatus,
     ResolveGroup,
+    RetryRun,
     StartRun,
 )
 from timer_service.runs.pending import Pending
-from timer_service.runs.rules import UNFINISHED, Group, Job, Run, RunKey
+from timer_service.runs.rules import RETRIABLE, UNFINISHED, Group, Job, Run, RunKey
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "loader.sql")
@@ -48,8 +49,9 @@ async def load(
 ) -> dict[RunKey, RunState]:
     """Read all rows of locked runs that commands can change.
 
-    A ResolveGroup needs the whole run, because its jobs may close a cycle with any others. A CancelRun needs the open
-    jobs, and a report the jobs that it names and those that an end of these makes ready or skips.
+    A ResolveGroup needs the whole run, because its jobs may close a cycle with any others. So does a RetryRun. A
+    CancelRun needs the open jobs, and the whole run if one of these is an `always` job. A report needs the jobs that it
+    names and those that an end of these makes ready or skips.
     """
     loader = Loader(tx, runs)
     of_type = defaultdict[type, set[RunKey]](set)
@@ -58,8 +60,11 @@ async def load(
             of_type[type(each.payload)].add(key)
     is_open = {key for key, run in runs.items() if run.is_open}
     whole = of_type[ResolveGroup] & is_open
+    whole |= {key for key in of_type[RetryRun] if runs[key].status in RETRIABLE}
+    cancelled = (of_type[CancelRun] & is_open) - whole
+    await loader.read_jobs_of_runs(cancelled, only_open=True)
+    whole |= {key for key in cancelled if loader.has_always_jobs(key)}
     await loader.read_whole_runs(whole)
-    await loader.read_jobs_of_runs((of_type[CancelRun] & is_open) - whole, only_open=True)
     await loader.read_groups(of_type[ResolveGroup] - whole)
     await loader.read_pending(of_type[StartRun] | of_type[ResolveGroup] | of_type[CancelRun])
     reports = {
@@ -149,6 +154,10 @@ class Loader:
         """Return the parts of the runs that were read."""
         parts = self._jobs, self._downstream, self._groups, self._downstream_of_groups, self._pending
         return {key: RunState(run, *(part[key] for part in parts)) for key, run in self.runs.items()}  # type: ignore[arg-type]
+
+    def has_always_jobs(self, key: RunKey) -> bool:
+        """Return whether one of the jobs of a run that were read is an `always` job."""
+        return any(job.always for job in self._jobs[key].values())
 
     async def read_whole_runs(self, keys: Collection[RunKey]) -> None:
         """Read all jobs, needs and groups of runs."""

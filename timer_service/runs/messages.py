@@ -28,6 +28,8 @@ _MAX_FIELDS = 20
 """The most fields of a job or a need, unknown fields included. Each unknown field is a fault, which takes 1 KiB."""
 
 Json = Annotated[Any, AfterValidator(check_fits)]
+Attempt = Annotated[int, Field(ge=1, strict=True)]
+LaterAttempt = Annotated[int, Field(ge=2, description="The attempt of the run, if a RetryRun began it. Without: 1.")]
 
 
 class IfFailed(StrEnum):
@@ -52,9 +54,10 @@ class JobStatus(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """The status of a run."""
+    """The status of a run. `cancelling`: it was cancelled or rejected, and its `always` jobs have not all ended."""
 
     RUNNING = "running"
+    CANCELLING = "cancelling"
     SUCCESS = "success"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -111,6 +114,11 @@ class NewJob(Payload):
         strict=True,
         description="If the job is ready and has no report for this long, it ends as timed_out_stale.",
     )
+    always: bool = Field(
+        default=False,
+        strict=True,
+        description="The job runs however the jobs it needs end, and also if the run is cancelled or rejected.",
+    )
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
@@ -131,7 +139,9 @@ class NewJob(Payload):
     def needed_jobs(self) -> Sequence[tuple[str, IfFailed]]:
         """The jobs that this job needs by name."""
         return [
-            (need, IfFailed.SKIP) if isinstance(need, str) else (need.job, need.if_failed)
+            (need, self._if_failed(IfFailed.SKIP))
+            if isinstance(need, str)
+            else (need.job, self._if_failed(need.if_failed))
             for need in self.needs
             if not isinstance(need, GroupNeed)
         ]
@@ -139,7 +149,11 @@ class NewJob(Payload):
     @cached_property
     def needed_groups(self) -> Sequence[tuple[str, IfFailed]]:
         """The groups that this job needs."""
-        return [(need.group, need.if_failed) for need in self.needs if isinstance(need, GroupNeed)]
+        return [(need.group, self._if_failed(need.if_failed)) for need in self.needs if isinstance(need, GroupNeed)]
+
+    def _if_failed(self, of_need: IfFailed) -> IfFailed:
+        """Return the effect of a failure of a needed job: no failure skips an `always` job."""
+        return IfFailed.RUN if self.always else of_need
 
 
 def _check_sizes(jobs: object) -> object:
@@ -174,6 +188,7 @@ def _digest(jobs: Sequence[NewJob], groups: Sequence[str]) -> str:
             sorted(job.needed_groups),
             job.stale_after_seconds or 0,
             job.payload_text or "",
+            job.always,
         )
         for job in jobs
     )
@@ -250,6 +265,10 @@ class ReportJobStatus(RunPayload):
         fail_fast=True,
         description="Jobs that turned out not to exist. They end as drift_dropped.",
     )
+    attempt: Attempt | None = Field(
+        default=None,
+        description="The attempt of the JobReady. A report of an earlier attempt of the run is ignored. Null: any.",
+    )
 
     @property
     def named_jobs(self) -> Collection[str]:
@@ -265,19 +284,31 @@ class ReportJobStatus(RunPayload):
 
 
 class CancelRun(RunPayload):
-    """Cancel a run: every job that has not ended ends as `cancelled`."""
+    """Cancel a run: every job that has not ended ends as `cancelled`, except `always` jobs."""
 
     type: ClassVar[str] = "CancelRun"
 
 
-class JobPayload(RunPayload):
-    """The payload of a message about one job of a run."""
+class RetryRun(RunPayload):
+    """Run the failed and cancelled jobs of an ended run again, and the jobs that were skipped because of them."""
+
+    type: ClassVar[str] = "RetryRun"
+
+
+class RunEvent(RunPayload):
+    """The payload of an event of a run."""
+
+    attempt: LaterAttempt | None = None
+
+
+class JobEvent(RunEvent):
+    """The payload of an event of one job of a run."""
 
     job_name: Identifier
 
 
-class JobReady(JobPayload):
-    """A job is ready: all jobs it needs have ended. A job has at most one JobReady, always with the same id."""
+class JobReady(JobEvent):
+    """A job is ready: all jobs it needs have ended. A job has at most one JobReady in each attempt of its run."""
 
     type: ClassVar[str] = "JobReady"
 
@@ -290,7 +321,7 @@ class JobReady(JobPayload):
     ready_at: Instant
 
 
-class JobSkipped(JobPayload):
+class JobSkipped(JobEvent):
     """A job is skipped because a job it needs did not succeed."""
 
     type: ClassVar[str] = "JobSkipped"
@@ -298,7 +329,7 @@ class JobSkipped(JobPayload):
     reason: str
 
 
-class RunRejected(RunPayload):
+class RunRejected(RunEvent):
     """A run is rejected because its graph is invalid."""
 
     type: ClassVar[str] = "RunRejected"
@@ -309,8 +340,8 @@ class RunRejected(RunPayload):
     )
 
 
-class RunCompleted(RunPayload):
-    """A run has ended: all its jobs have ended."""
+class RunCompleted(RunEvent):
+    """A run has ended: all its jobs have ended. A run has one RunCompleted for each attempt that ends."""
 
     type: ClassVar[str] = "RunCompleted"
 
@@ -318,7 +349,7 @@ class RunCompleted(RunPayload):
     counts: Mapping[JobStatus, int] = Field(description="The number of jobs by status.")
 
 
-class RunStuck(RunPayload):
+class RunStuck(RunEvent):
     """Jobs were waiting although all jobs they need had ended. The sweep released them. It is a bug in the service."""
 
     type: ClassVar[str] = "RunStuck"

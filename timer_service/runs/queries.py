@@ -36,7 +36,7 @@ from timer_service.core.values.stored_json import (
 )
 from timer_service.runs import loader, store
 from timer_service.runs.graph import read_needs
-from timer_service.runs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, RunStatus
+from timer_service.runs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, LaterAttempt, RunStatus
 from timer_service.runs.rules import Run, RunKey
 from timer_service.runs.store import JobKey
 
@@ -74,6 +74,7 @@ class RunView(Payload):
     settled_at: Instant | None = None
     code: FlawCode | None = Field(default=None, description="Why the run was rejected.")
     path: list[str] | None = Field(default=None, description="The jobs at fault.")
+    attempt: LaterAttempt | None = None
 
 
 class JobView(Payload):
@@ -88,6 +89,8 @@ class JobView(Payload):
     ready_at: Instant | None = None
     settled_at: Instant | None = None
     reason: str | None = None
+    always: bool | None = None
+    attempt: LaterAttempt | None = None
     outputs: dict[str, Any] | None = None
     more_needs: bool | None = Field(
         default=None, description="The next page shows this job again, with more of its needs."
@@ -122,7 +125,13 @@ def run_view(run: Run) -> Mapping[str, Any]:
         settledAt=format_optional(run.settled_at),
         code=run.flaw_code,
         path=None if run.flaw_path is None else from_json(run.flaw_path),
+        attempt=_later(run.attempt),
     )
+
+
+def _later(attempt: int) -> int | None:
+    """Return an attempt as it is shown: the first one is not."""
+    return attempt if attempt > 1 else None
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
@@ -286,6 +295,8 @@ def _job_to_show(row: Row, needs: Sequence[tuple[str, IfFailed]], groups: Sequen
         readyAt=format_optional(row["ready_at"]),
         settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
+        always=bool(row["always"]) or None,
+        attempt=_later(row["attempt"]),
     )
     # A member of an enum takes four times as long to write as its text.
     texts = [f'{{"job":{quote(job)},"ifFailed":"{if_failed}"}}' for job, if_failed in needs]

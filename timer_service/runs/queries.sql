@@ -8,7 +8,7 @@ LIMIT :limit
 
 -- name: page_of_jobs
 -- Returns the next jobs of a run, ordered by name.
-SELECT job_name, status, group_name, reason, ready_at, settled_at, outputs, outputs_bytes
+SELECT job_name, status, group_name, reason, ready_at, settled_at, always, attempt, outputs, outputs_bytes
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name >= :first
 ORDER BY job_name

@@ -11,6 +11,14 @@ from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 NO_POSITION = Position(0, 0)
 """The position of a run that is not started."""
 UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.DISPATCHED, JobStatus.RUNNING})
+MAX_ATTEMPTS = 100
+"""How often a run can begin. A RetryRun has 100 bytes, and can cause 10,000 JobReady."""
+OPEN = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
+"""The statuses of a run that has not ended."""
+RETRIABLE = frozenset({RunStatus.FAILED, RunStatus.CANCELLED})
+"""The statuses of a run that a RetryRun can run again."""
+_RETRIED = frozenset({JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.TIMED_OUT_STALE})
+"""The statuses of the jobs that a RetryRun runs again. For the other failures, a worker has found nothing to run."""
 _NOT_FAILURES = frozenset({JobStatus.SUCCESS, JobStatus.SKIPPED})
 
 
@@ -28,6 +36,7 @@ class Outcome(StrEnum):
     UNKNOWN_JOB = "unknown_job"
     IGNORED_NOT_READY = "ignored_not_ready"
     CANCELLED = "cancelled"
+    RETRIED = "retried"
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
@@ -54,6 +63,8 @@ class Run(NamedTuple):
     """The position of its StartRun. The ids of its events depend on it."""
     created_at: int
     digest: str | None = None
+    attempt: int = 1
+    """How often it has begun: once, and once more for each RetryRun. The ids of its events depend on it."""
     open_jobs: int = 0
     """How many of its jobs have not ended."""
     failed_jobs: int = 0
@@ -90,13 +101,18 @@ class Run(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is running and has open jobs or open groups."""
-        return self.status is RunStatus.RUNNING and (self.open_jobs > 0 or self.open_groups > 0)
+        """Whether the run has not ended and has open jobs or open groups."""
+        return self.status in OPEN and (self.open_jobs > 0 or self.open_groups > 0)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether groups can be resolved. A cancelled or rejected run only ends its `always` jobs."""
+        return self.status is RunStatus.RUNNING and self.is_open
 
     @property
     def ended(self) -> bool:
         """Whether the run was started and its status is final."""
-        return self.started and self.status is not RunStatus.RUNNING
+        return self.started and self.status not in OPEN
 
 
 class Group(NamedTuple):
@@ -122,6 +138,10 @@ class Job(NamedTuple):
     reason: str | None = None
     stale_after_ms: int | None = None
     stale_at: int | None = None
+    always: bool = False
+    """Whether no failure skips the job, and no CancelRun ends it."""
+    attempt: int = 1
+    """The attempt of the run in which it began."""
     payload_bytes: int = 0
     payload: str | None = None
     """JSON. Written when the job is inserted, and not read back."""
@@ -141,6 +161,11 @@ class Job(NamedTuple):
         return self.ended and self.status not in _NOT_FAILURES
 
     @property
+    def is_skipped(self) -> bool:
+        """Whether the service has skipped the job. A report of this status has no reason."""
+        return self.status is JobStatus.SKIPPED and self.reason is not None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the job is neither ready nor ended."""
         return self.ready_at is None and self.status is JobStatus.PENDING
@@ -154,6 +179,23 @@ def mark_ready(job: Job, now: int, caused_by: str | None) -> Job:
 def end(job: Job, status: JobStatus, now: int, reason: str | None = None) -> Job:
     """Return the job with a final status. It can no longer become stale."""
     return job._replace(status=status, settled_at=now, stale_at=None, reason=reason)
+
+
+def begin_again(job: Job, attempt: int) -> Job:
+    """Return an ended job as waiting, in a new attempt of its run. Its needs are not counted yet."""
+    return Job(
+        job.name,
+        group=job.group,
+        stale_after_ms=job.stale_after_ms,
+        always=job.always,
+        attempt=attempt,
+        payload_bytes=job.payload_bytes,
+    )
+
+
+def runs_again(job: Job) -> bool:
+    """Return whether a RetryRun runs an ended job again because of its status."""
+    return job.status in _RETRIED
 
 
 def causes_skip(if_failed: IfFailed, upstream: Job) -> bool:

@@ -9,8 +9,17 @@ from timer_service.core.values.message import Command
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Flaw, build_edges, by_upstream, check_names, find_cycle
-from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
-from timer_service.runs.rules import UNFINISHED, Group, Job, Outcome, Run
+from timer_service.runs.messages import (
+    CancelRun,
+    JobStatus,
+    NewJob,
+    ReportJobStatus,
+    ResolveGroup,
+    RetryRun,
+    RunStatus,
+    StartRun,
+)
+from timer_service.runs.rules import MAX_ATTEMPTS, RETRIABLE, UNFINISHED, Group, Job, Outcome, Run
 from timer_service.runs.size import bytes_of_groups, count_jobs
 
 SWEEP_MS = 10 * 60 * 1000
@@ -45,7 +54,9 @@ class _CommandApplier:
             case ReportJobStatus() as payload:
                 return self._report(payload, command)
             case CancelRun():
-                return self._cancel()
+                return self._cancel(command)
+            case RetryRun():
+                return self._retry(command)
             case payload:
                 raise TypeError(f"no command of a run: {type(payload).__name__}")
 
@@ -70,7 +81,7 @@ class _CommandApplier:
         flaw = self._add_jobs(payload.jobs, None, command)
         if flaw is not None:
             draft.groups = {}
-            draft.reject(flaw)
+            draft.reject(flaw, command.id)
             return Outcome.RUN_REJECTED
         self._apply_pending()
         return Outcome.STARTED
@@ -82,16 +93,16 @@ class _CommandApplier:
             return self._keep(command)
         group = draft.groups.get(payload.group_name)
         if group is None:
-            return Outcome.UNKNOWN_GROUP if draft.run.is_open else Outcome.ALREADY_ENDED
+            return Outcome.UNKNOWN_GROUP if draft.run.takes_jobs else Outcome.ALREADY_ENDED
         if group.resolved_at is not None:
             return Outcome.UNCHANGED if group.digest == payload.digest else Outcome.EXISTS
-        if not draft.run.is_open:
+        if not draft.run.takes_jobs:
             return Outcome.ALREADY_ENDED
         names = [job.name for job in payload.jobs]
         draft.resolve(group._replace(digest=payload.digest, resolved_at=draft.now), names)
         flaw = self._add_jobs(payload.jobs, group.name, command)
         if flaw is not None:
-            draft.reject(flaw)
+            draft.reject(flaw, command.id)
             return Outcome.RUN_REJECTED
         for report, jobs in draft.take_reports(names):
             self._apply_part(report, jobs)
@@ -133,6 +144,8 @@ class _CommandApplier:
         draft = self.draft
         if not draft.run.started:
             return self._keep(command)
+        if payload.attempt not in (None, draft.run.attempt):  # all jobs of an earlier attempt have ended
+            return Outcome.ALREADY_ENDED
         is_kept = self._may_name_later_jobs(payload)
         if is_kept and not draft.keep_pending(command):
             return Outcome.NOT_KEPT
@@ -181,16 +194,30 @@ class _CommandApplier:
             self.draft.set_job(rules.end(jobs[name], JobStatus.DRIFT_DROPPED, self.draft.now))
         return dropped
 
-    def _cancel(self) -> Outcome:
+    def _cancel(self, command: Command) -> Outcome:
         """Cancel the run. If it is not started, only drop the commands that are kept for it."""
         run = self.draft.run
         if not run.started:
             self.draft.take_pending()
             return Outcome.NOT_FOUND
-        if not run.is_open:
-            return Outcome.UNCHANGED if run.status is RunStatus.CANCELLED else Outcome.ALREADY_ENDED
-        self.draft.cancel()
+        if not run.takes_jobs:
+            is_cancelled = run.status in {RunStatus.CANCELLING, RunStatus.CANCELLED} and run.flaw_code is None
+            return Outcome.UNCHANGED if is_cancelled else Outcome.ALREADY_ENDED
+        self.draft.cancel(command.id)
         return Outcome.CANCELLED
+
+    def _retry(self, command: Command) -> Outcome:
+        """Run the failed jobs of the run again. A run that retention is deleting counts as deleted."""
+        draft, run = self.draft, self.draft.run
+        if not run.started:
+            return Outcome.NOT_FOUND
+        if not run.ended:
+            return Outcome.UNCHANGED
+        if run.status not in RETRIABLE or run.attempt >= MAX_ATTEMPTS:
+            return Outcome.ALREADY_ENDED
+        if not draft.is_complete:
+            return Outcome.NOT_FOUND
+        return Outcome.RETRIED if draft.retry(draft.now + SWEEP_MS, command.id) else Outcome.ALREADY_ENDED
 
     def _keep(self, command: Command) -> Outcome:
         """Keep a command until the run is started."""

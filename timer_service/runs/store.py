@@ -42,7 +42,7 @@ _UPSERT_RUN = _SQL["upsert_run"].format(
     updates=", ".join(f"{name} = excluded.{name}" for name in RUN_COLUMNS[len(RunKey._fields) :]),
 )
 _INSERT_JOB = _SQL["insert_job"].format(columns=", ".join(_NEW_JOB), values=", ".join(f":{name}" for name in _NEW_JOB))
-_CHANGED = ("status", "reason", "open_needs", "open_groups", "ready_at", "settled_at", "stale_at")
+_CHANGED = ("status", "reason", "open_needs", "open_groups", "ready_at", "settled_at", "stale_at", "attempt")
 """The fields of a job that can change."""
 _changes = attrgetter(*_CHANGED)
 _UPDATE_JOB, _UPDATE_JOBS = (
@@ -70,6 +70,12 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     await tx.insert(_INSERT_JOB, new_jobs)
     changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
     await _update_jobs(tx, [(key, job) for key, job, _ in changed])
+    begun_again = defaultdict[RunKey, list[str]](list)
+    for key, job, was in changed:
+        if job.attempt != was.attempt:
+            begun_again[key].append(job.name)
+    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
+    await tx.executemany(_SQL["clear_outputs"], cleared)
     outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
     await tx.insert(_SQL["upsert_edges"], [row for old, new in pairs for row in _changed_edges(old, new)])

@@ -21,6 +21,12 @@ UPDATE run_jobs
 SET outputs = :outputs, outputs_bytes = :outputs_bytes
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
+-- name: clear_outputs
+-- Clears the outputs of the jobs of a run that run again.
+UPDATE run_jobs
+SET outputs = NULL, outputs_bytes = NULL
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = ANY (:job_names) AND outputs IS NOT NULL
+
 -- name: upsert_edges
 -- Inserts or replaces the edges of a job.
 INSERT INTO run_edges (tenant_id, run_id, job_name, needs, needed_by)

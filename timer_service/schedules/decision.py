@@ -7,7 +7,7 @@ from typing import NamedTuple
 from timer_service.core.requests.computing import Steps
 from timer_service.schedules.calendar.recurrence import newest_slots, next_slot, slots_between
 from timer_service.schedules.messages import Policy, SkipReason
-from timer_service.schedules.schedule import Definition, Schedule, aim
+from timer_service.schedules.schedule import Definition, Schedule, aim, has_old_rules, last_done, move_cursor
 
 _PIECE = 50
 """How many slots are computed at a time. A slot takes about 0.1 ms."""
@@ -38,8 +38,9 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     definition = schedule.definition
     assert definition is not None  # noqa: S101 - only schedules are active
     recurrence = definition.recurrence
-    first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
-    if first is None or schedule.due_of(first) > now:  # after an error, its slot is computed again, and may be later
+    is_wrong = schedule.last_error or has_old_rules(schedule)
+    first = next_slot(recurrence, last_done(schedule)) if is_wrong else schedule.slot_at
+    if first is None or schedule.due_of(first) > now:  # its slot was computed again, and may be later
         return Decision(aim(schedule, now), schedule.after_at)
     due, newest = yield from _find_due(schedule, definition, first, now)
     to_fire = _apply_policy(schedule, definition, due, now)
@@ -65,8 +66,7 @@ def settle(before: Schedule, decision: Decision, now: int, not_started: Mapping[
     missed = [slot for slot in (decision.missed_since, *not_started) if slot is not None]
     if fired:  # an event has named the slots that were missed before it
         missed = [slot for slot in missed if slot > fired[-1]]
-    after = before._replace(
-        after_at=decision.after_at,
+    after = move_cursor(before, decision.after_at)._replace(
         fired_count=before.fired_count + len(fired),
         missed_since=missed[0] if missed else None,
         last_slot_at=fired[-1] if fired else before.last_slot_at,

@@ -4,7 +4,15 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
-from pydantic import AfterValidator, Field, StrictStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictStr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
@@ -14,6 +22,7 @@ from timer_service.core.values.duration_field import WRITE_DURATION, Duration, p
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload, Topic
 from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.interval import MAX_EVERY, WALL_PATTERN, CalendarInterval, Unit, parse_wall_time
 from timer_service.schedules.calendar.recurrence import Recurrence, parse_recurrence
 
 MAX_ID_WITH_START = 150
@@ -92,6 +101,7 @@ class Policy(StrEnum):
 
 Every = Annotated[int, parse_between(SECOND, 366 * DAY), WRITE_DURATION, schema_between(SECOND, 366 * DAY)]
 Jitter = Annotated[int, parse_between(0, DAY), WRITE_DURATION, schema_between(0, DAY)]
+WallTime = Annotated[str, BeforeValidator(parse_wall_time), WithJsonSchema({"type": "string", "pattern": WALL_PATTERN})]
 LateBy = Annotated[int, parse_between(SECOND, DAY), WRITE_DURATION, schema_between(SECOND, DAY)]
 
 ScheduleData = Annotated[
@@ -109,6 +119,17 @@ class CatchUp(Payload):
     )
 
 
+class Calendar(Payload):
+    """Every so many days, weeks or months from an anchor on."""
+
+    every: int = Field(ge=1, le=MAX_EVERY, strict=True, description="How many units are between slots.")
+    unit: Unit
+    anchor: WallTime = Field(
+        description="The first slot, a wall-clock time in `zone`. Each slot has its time of day, and its weekday or day"
+        " of the month. In a month without this day, the slot is on the last day."
+    )
+
+
 class RecurrenceFields(Payload):
     """The fields that define slots."""
 
@@ -118,7 +139,10 @@ class RecurrenceFields(Payload):
     every: Every | None = Field(
         default=None, description="The distance of slots: an ISO 8601 duration, or whole milliseconds."
     )
-    zone: StrictStr | None = Field(default=None, description="An IANA time zone, for `cron`. Default: UTC.")
+    calendar: Calendar | None = None
+    zone: StrictStr | None = Field(
+        default=None, description="An IANA time zone, for `cron` and `calendar`. Default: UTC."
+    )
     start_at: Instant | None = Field(default=None, description="No slot is earlier.")
     end_at: Instant | None = Field(default=None, description="Every slot is earlier.")
 
@@ -126,7 +150,12 @@ class RecurrenceFields(Payload):
     def recurrence(self) -> Recurrence:
         """The slots of these fields."""
         return parse_recurrence(
-            cron=self.cron, every=self.every, zone=self.zone, start_at=self.start_at, end_at=self.end_at
+            cron=self.cron,
+            every=self.every,
+            calendar=None if self.calendar is None else CalendarInterval(**self.calendar.model_dump()),
+            zone=self.zone,
+            start_at=self.start_at,
+            end_at=self.end_at,
         )
 
     @model_validator(mode="after")

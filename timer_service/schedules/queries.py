@@ -19,7 +19,7 @@ from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.recurrence import Recurrence, next_slot
 from timer_service.schedules.messages import ShownStatus
-from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.schedule import Key, Schedule, begun_slot, last_done
 from timer_service.schedules.views import (
     GetSchedule,
     ListSchedules,
@@ -45,8 +45,9 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
         scheduleId=schedule.key.schedule_id,
         status=schedule.status,
         cron=recurrence.cron,
-        zone=None if recurrence.cron is None else recurrence.zone,
+        zone=recurrence.zone if recurrence.every_ms is None else None,
         every=None if recurrence.every_ms is None else format_duration(recurrence.every_ms),
+        calendar=None if recurrence.calendar is None else recurrence.calendar._asdict(),
         startAt=format_optional(recurrence.start_at),
         endAt=format_optional(recurrence.end_at),
         maxCount=definition.max_count,
@@ -130,7 +131,10 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | Non
     if definition.max_count is not None:
         count = min(count, definition.max_count - schedule.fired_count)
     try:
-        after = max(schedule.after_at, now) if schedule.is_paused else schedule.after_at
+        after = last_done(schedule)
+        if schedule.is_paused:
+            begun = begun_slot(schedule, now)
+            after = max(after, now) if begun is None else begun - 1
         slots, _ = yield from _compute(definition.recurrence, after, count)
     except RecurrenceError:
         return None

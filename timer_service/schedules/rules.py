@@ -7,6 +7,8 @@ from timer_service.core.events.cause import cause_of
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.recurrence import next_slot
 from timer_service.schedules.messages import (
     BackfillSchedule,
     CatchUp,
@@ -17,7 +19,18 @@ from timer_service.schedules.messages import (
     Status,
     TriggerSchedule,
 )
-from timer_service.schedules.schedule import NEVER, Definition, Key, Schedule, aim, cursor, start, tombstone
+from timer_service.schedules.schedule import (
+    NEVER,
+    Definition,
+    Key,
+    Schedule,
+    aim,
+    begun_slot,
+    cursor,
+    has_old_rules,
+    start,
+    tombstone,
+)
 
 
 class Outcome(StrEnum):
@@ -88,16 +101,35 @@ def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> 
     known = before.definition
     named = before._replace(defined_by=command.position)
     if definition == known:
-        return Applied(named, Outcome.UNCHANGED)
+        return Applied(_with_own_rules(named, now), Outcome.UNCHANGED)
     put = named._replace(definition=definition, cause=cause_of(command))
     if known is not None and (definition.recurrence, definition.max_count) == (known.recurrence, known.max_count):
         return Applied(aim(put, now), Outcome.UPDATED)
     if known is None:
         put = put._replace(created_at=now, created_by=command.position)
-    started = start(put, command.stored_at, now)
+    started = start(put, command.stored_at, now, _begun_in_both(before, definition, command.stored_at))
     if started.status is Status.ENDED:
         return Applied(started, Outcome.ENDED)
     return Applied(started, Outcome.CREATED if known is None else Outcome.UPDATED)
+
+
+def _with_own_rules(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule with its next slot by the rules of its zone that this instance has."""
+    try:
+        return aim(schedule, now) if has_old_rules(schedule) else schedule
+    except RecurrenceError:  # this instance does not know the zone; another one may
+        return schedule
+
+
+def _begun_in_both(before: Schedule, definition: Definition, at: int) -> int | None:
+    """Return the slot that has begun and is not due at `at`, if a new definition has it too."""
+    begun = begun_slot(before, at)
+    if begun is None:
+        return None
+    try:
+        return begun if next_slot(definition.recurrence, begun - 1) == begun else None
+    except RecurrenceError:
+        return None
 
 
 def _delete(before: Schedule, now: int) -> Applied:
@@ -114,8 +146,11 @@ def _delete(before: Schedule, now: int) -> Applied:
 def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> Applied:
     """Apply a PauseSchedule or a ResumeSchedule. A tombstone keeps it for a later Put."""
     after = before._replace(is_paused=pauses)
-    if before.is_paused and not pauses:  # the slots of the pause never fire
-        after = after._replace(after_at=max(cursor(before, now), command.stored_at))
+    if before.is_paused and not pauses:  # the slots that were due in the pause never fire
+        begun = begun_slot(before, command.stored_at)
+        after_at = max(cursor(before, now), command.stored_at) if begun is None else begun - 1
+        is_ahead = after_at < before.after_at
+        after = after._replace(after_at=after_at, after_wall_at=None if is_ahead else before.after_wall_at)
     if before.definition is None:
         return Applied(after, Outcome.NOT_FOUND)
     if before.status is Status.ENDED:

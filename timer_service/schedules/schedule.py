@@ -6,7 +6,15 @@ from timer_service.core.events.cause import Cause
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.message import Position
-from timer_service.schedules.calendar.recurrence import Recurrence, due_of, next_slot
+from timer_service.schedules.calendar.recurrence import (
+    Recurrence,
+    after_wall,
+    due_of,
+    newest_slots,
+    next_slot,
+    wall_of,
+    zone_rules_of,
+)
 from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
 
 CLOCKS_APART_MS = 3_600_000
@@ -57,8 +65,12 @@ class Schedule(NamedTuple):
     """The pause belongs to the id: it is kept while the schedule has ended, and for a schedule that is put later."""
     after_at: int = 0
     """Every slot up to and including this instant has been fired or skipped. It never moves back."""
+    after_wall_at: int | None = None
+    """What the clocks of the zone showed at the last slot that was handled, as if it was UTC. See `last_done`."""
     slot_at: int | None = None
     """The next slot; None unless the schedule is active."""
+    zone_rules: str | None = None
+    """The rules of the zone from which `slot_at` was computed; None if it depends on no zone."""
     available_at: int | None = None
     """When the next slot is due, or is tried again. If a pass has left slots, the instant of the pass."""
     fired_count: int = 0
@@ -96,6 +108,50 @@ class Schedule(NamedTuple):
         return due_of(self.definition.recurrence, slot, self.definition.jitter_ms, *self.key)
 
 
+def last_done(schedule: Schedule) -> int:
+    """Return the instant after which the next slot is searched: the cursor, by the rules of the zone in force.
+
+    If new rules show a time of the clock again that has fired under the old ones, it does not fire again, as in the
+    overlap of a clock change. Raises `RecurrenceError` if this instance does not know the zone.
+    """
+    definition, wall = schedule.definition, schedule.after_wall_at
+    if definition is None or wall is None or schedule.after_at >= definition.recurrence.last:
+        return schedule.after_at
+    return after_wall(definition.recurrence, schedule.after_at, wall)
+
+
+def move_cursor(schedule: Schedule, slot: int) -> Schedule:
+    """Return a schedule whose slots up to and including `slot` have been handled."""
+    if schedule.definition is None or slot == schedule.after_at:
+        return schedule
+    return schedule._replace(after_at=slot, after_wall_at=wall_of(schedule.definition.recurrence, slot))
+
+
+def has_old_rules(schedule: Schedule) -> bool:
+    """Return whether the next slot was computed from other rules of its zone than this instance has.
+
+    Raises `RecurrenceError` if this instance does not know the zone.
+    """
+    if schedule.definition is None or schedule.slot_at is None or schedule.last_error:
+        return False
+    return schedule.zone_rules != zone_rules_of(schedule.definition.recurrence)
+
+
+def begun_slot(schedule: Schedule, at: int) -> int | None:
+    """Return the slot of a live schedule that has begun at `at` and is not due yet because of its jitter, or None.
+
+    There is at most one: the jitter ends before the next slot.
+    """
+    definition = schedule.definition
+    if definition is None or not definition.jitter_ms or not schedule.is_live:
+        return None
+    try:
+        slots = newest_slots(definition.recurrence, last_done(schedule), at, 1)
+        return slots[0] if slots and schedule.due_of(slots[0]) > at else None
+    except Exception:  # noqa: BLE001 - this instance cannot compute slots
+        return None
+
+
 def cursor(schedule: Schedule, now: int) -> int:
     """Return the cursor of a schedule; `now` if it was written while the clock was ahead."""
     return schedule.after_at if schedule.after_at <= now + CLOCKS_APART_MS else now
@@ -106,10 +162,14 @@ def tombstone(key: Key, now: int) -> Schedule:
     return Schedule(key, now, ended_at=now)
 
 
-def start(schedule: Schedule, put_at: int, now: int) -> Schedule:
-    """Return a schedule that a Put has started: the count is 0, and no slot up to its command time is left."""
+def start(schedule: Schedule, put_at: int, now: int, begun: int | None) -> Schedule:
+    """Return a schedule that a Put has started: the count is 0, and no slot up to its command time is left.
+
+    `begun`: the slot that has begun before, and that the new definition also has. It is left.
+    """
+    after_at = max(cursor(schedule, now), put_at) if begun is None else begun - 1
     started = schedule._replace(
-        after_at=max(cursor(schedule, now), put_at), fired_count=0, missed_since=None, ended_at=None, end_reason=None
+        after_at=after_at, after_wall_at=None, fired_count=0, missed_since=None, ended_at=None, end_reason=None
     )
     return aim(started, now)
 
@@ -124,22 +184,25 @@ def aim(schedule: Schedule, now: int) -> Schedule:
     if definition is None or schedule.ended_at is not None:
         return _without_slot(schedule)
     try:
-        slot = next_slot(definition.recurrence, schedule.after_at)
+        slot = next_slot(definition.recurrence, last_done(schedule))
+        rules = None if slot is None else zone_rules_of(definition.recurrence)
         due_at = None if slot is None else schedule.due_of(slot)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
         if schedule.is_paused:
             return _without_slot(schedule)
         earliest = schedule.after_at + 1
-        return schedule._replace(slot_at=earliest, available_at=max(now, earliest), last_error=error_text(error))
+        return schedule._replace(
+            slot_at=earliest, zone_rules=None, available_at=max(now, earliest), last_error=error_text(error)
+        )
     if slot is None or schedule.fired_count == definition.max_count:
         return _end(schedule, now)
     if schedule.is_paused:
         return _without_slot(schedule)
-    return schedule._replace(slot_at=slot, available_at=due_at, last_error=None)
+    return schedule._replace(slot_at=slot, zone_rules=rules, available_at=due_at, last_error=None)
 
 
 def _without_slot(schedule: Schedule) -> Schedule:
-    return schedule._replace(slot_at=None, available_at=None, last_error=None)
+    return schedule._replace(slot_at=None, zone_rules=None, available_at=None, last_error=None)
 
 
 def _end(schedule: Schedule, now: int) -> Schedule:

@@ -15,18 +15,30 @@ from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
+from timer_service.schedules.calendar.interval import CalendarInterval
 from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
 from timer_service.schedules.schedule import CLOCKS_APART_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
 _ADVANCES = (
-    *("status", "after_at", "slot_at", "available_at", "fired_count", "missed_since", "last_slot_at", "last_fired_at"),
+    *(
+        "status",
+        "after_at",
+        "after_wall_at",
+        "slot_at",
+        "zone_rules",
+        "available_at",
+        "fired_count",
+        "missed_since",
+        "last_slot_at",
+        "last_fired_at",
+    ),
     *("last_error", "last_skipped_at", "last_skip_reason", "ended_at", "end_reason"),
 )
 """The columns that a pass can change."""
 _DEFINITION = (
-    *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
+    *("cron", "every_ms", "calendar", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
     *("catch_up", "late_by_ms", "catch_up_limit", "start", "topic", "data_size"),
 )
 _OTHERS = (
@@ -43,6 +55,7 @@ _SQL["insert"] = _SQL["insert"].format(
 )
 _SQL["update"] = _SQL["update"].format(updates=", ".join(f"{name} = :{name}" for name in _COLUMNS[len(_KEY) :]))
 _SQL["advance"] = _SQL["advance"].format(advances=", ".join(f"{name} = :{name}" for name in _ADVANCES))
+_SQL["lock_active"] = _SQL["lock_active"].format(columns=", ".join(_WITHOUT_DATA))
 for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
@@ -78,6 +91,7 @@ TIMED = (
         # A cursor that was ahead goes back. A pass soon computes the next slot of a schedule with an error again. Slots
         # that have fired already keep their event ids.
         repair=f"after_at = CASE WHEN {_IS_AHEAD} THEN :now ELSE after_at END, "
+        f"after_wall_at = CASE WHEN {_IS_AHEAD} THEN NULL ELSE after_wall_at END, "
         f"slot_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 ELSE slot_at END, "
         f"available_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 WHEN slot_at > :now THEN slot_at ELSE :now END, "
         f"last_error = CASE WHEN {_IS_AHEAD} THEN 'the clock was set back' ELSE last_error END",
@@ -99,6 +113,18 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
+
+
+async def page_of_zones(reader: Reader, after: Key, limit: int) -> list[tuple[Key, str, str | None]]:
+    """Return up to `limit` schedules and tombstones after a key: their keys, zones and the rules of the next slot."""
+    rows = await reader.fetch(_SQL["page_of_zones"], {**after._asdict(), "limit": limit})
+    return [(key_of(row), row["zone"], row["zone_rules"]) for row in rows]
+
+
+async def lock_active(tx: Transaction, keys: Collection[Key]) -> list[Schedule]:
+    """Return the active schedules among `keys` without their data, and lock them. Locked ones are left out."""
+    rows = await tx.fetch_each(_SQL["lock_active"], [key._asdict() for key in sorted(keys)])
+    return [read_schedule(row) for row in rows]
 
 
 async def save(tx: Transaction, before: Mapping[Key, Schedule], after: Mapping[Key, Schedule]) -> None:
@@ -161,7 +187,9 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         defined_by=Position(row["defined_epoch"], row["defined_sequence"]),
         is_paused=row["is_paused"] == 1,
         after_at=row["after_at"],
+        after_wall_at=row["after_wall_at"],
         slot_at=row["slot_at"],
+        zone_rules=row["zone_rules"],
         available_at=row["available_at"],
         fired_count=row["fired_count"],
         missed_since=row["missed_since"],
@@ -183,7 +211,7 @@ def key_of(row: Row) -> Key:
 
 def _definition(row: Row, data: str | None) -> Definition:
     return Definition(
-        recurrence=Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"]),
+        recurrence=read_recurrence(row),
         max_count=row["max_count"],
         jitter_ms=row["jitter_ms"],
         policy=Policy(row["catch_up"]),
@@ -193,6 +221,18 @@ def _definition(row: Row, data: str | None) -> Definition:
         start=read_spec(row["start"]),
         topic=row["topic"],
     )
+
+
+def read_recurrence(row: Row) -> Recurrence:
+    """Return the recurrence in a row of `schedules` or `schedule_backfills`."""
+    calendar = None if row["calendar"] is None else CalendarInterval(*json.loads(row["calendar"]))
+    return Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"], calendar)
+
+
+def recurrence_columns(recurrence: Recurrence) -> Mapping[str, Any]:
+    """Return the columns of a recurrence."""
+    calendar = None if recurrence.calendar is None else dump_data(recurrence.calendar)
+    return {**recurrence._asdict(), "calendar": calendar}
 
 
 def read_spec(text: str | None) -> WorkflowSpec | None:
@@ -230,7 +270,7 @@ def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
     if definition is None:
         return {**dict.fromkeys(_DEFINITION), "data": None, "data_size": 0}
     return {
-        **definition.recurrence._asdict(),
+        **recurrence_columns(definition.recurrence),
         "max_count": definition.max_count,
         "jitter_ms": definition.jitter_ms,
         "catch_up": definition.policy,

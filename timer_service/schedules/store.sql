@@ -30,6 +30,21 @@ WHERE tenant_id = :tenant_id AND {where} AND schedule_id > :after
 ORDER BY schedule_id
 LIMIT :limit
 
+-- name: page_of_zones
+-- Returns the next schedules after a key, in order of their keys, with the rules from which the next slots were computed.
+SELECT tenant_id, schedule_id, zone, zone_rules
+FROM schedules
+WHERE (tenant_id, schedule_id) > (:tenant_id, :schedule_id)
+ORDER BY tenant_id, schedule_id
+LIMIT :limit
+
+-- name: lock_active
+-- Locks and returns the active schedule with a key, unless it is locked.
+SELECT {columns}
+FROM /* each of many */ schedules
+WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id AND available_at IS NOT NULL
+/* skip locked */
+
 -- name: count_live
 -- Counts the active and paused schedules of a tenant, at most `most`.
 SELECT COUNT(*) AS used FROM (

@@ -8,7 +8,7 @@ from timer_service.core.service.workflow_start import EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, Tenant, Topic
 from timer_service.core.values.paging import PageCursor, PageLimit
-from timer_service.schedules.messages import CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
+from timer_service.schedules.messages import Calendar, CatchUp, EndReason, RecurrenceFields, ShownStatus, SkipReason
 
 MAX_SLOTS = 100
 """The most slots that a query returns."""
@@ -75,6 +75,7 @@ class ScheduleView(Payload):
     cron: str | None = None
     zone: str | None = None
     every: str | None = Field(default=None, description="An ISO 8601 duration.")
+    calendar: Calendar | None = None
     start_at: Instant | None = None
     end_at: Instant | None = None
     max_count: int | None = None

@@ -1,7 +1,8 @@
 """The context of a workflow function: its effects."""
 
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
 from functools import cached_property
 from random import Random
@@ -22,6 +23,9 @@ _current_step: contextvars.ContextVar[str] = contextvars.ContextVar("timer_servi
 class Effects(Protocol):
     """Where a context asks for effects."""
 
+    is_replaying: bool
+    """Whether the function repeats what it did before, or is interrupted."""
+
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect."""
 
@@ -32,10 +36,12 @@ class Context:
     Effects can run side by side, for example with `asyncio.gather` or `asyncio.TaskGroup`.
     """
 
-    def __init__(self, identity: Identity, effects: Effects, retry: Retry | None = None) -> None:
+    def __init__(self, identity: Identity, effects: Effects, retry: Retry | None, module: str) -> None:
+        """`module` is that of the workflow function."""
         self._identity = identity
         self._effects = effects
         self._retry = None if retry is None else retry.wire
+        self._module = module
 
     @property
     def tenant(self) -> str:
@@ -58,6 +64,23 @@ class Context:
         if step is None:
             raise NotInWorkflowError("ctx.key is the key of a step: read it in the function of the step")
         return self._identity.derive(f"step {step}")
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the workflow function repeats what it did before, or is interrupted at a park. False in steps.
+
+        Use it for log lines, metrics and the like only: a function that does something else then is not repeatable.
+        """
+        return _is_silent(self._effects)
+
+    @cached_property
+    def logger(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """The logger of the function's module, which says nothing while `is_replaying`.
+
+        Its lines have the fields `tenant` and `workflow_id`, and `step` in a step.
+        """
+        about = {"tenant": self.tenant, "workflow_id": self.workflow_id}
+        return _Logger(logging.getLogger(self._module), about, self._effects)
 
     @cached_property
     def random(self) -> Random:
@@ -128,6 +151,25 @@ class Context:
         """
         ms = None if timeout is None else to_milliseconds("timeout", timeout)
         return read_data(kind, await self._effects.ask(Kind.MESSAGE, name, ms=ms), f"the message {name}")
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    def __init__(self, logger: logging.Logger, about: Mapping[str, object], effects: Effects) -> None:
+        super().__init__(logger, about)
+        self._about = about
+        self._effects = effects
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name in `logging`
+        return not _is_silent(self._effects) and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        step = current_step()
+        about = {**self._about, **({} if step is None else {"step": step}), **(kwargs.get("extra") or {})}
+        return msg, {**kwargs, "extra": about}
+
+
+def _is_silent(effects: Effects) -> bool:
+    return effects.is_replaying and current_step() is None
 
 
 def current_step() -> str | None:

@@ -1,12 +1,12 @@
 """The exceptions of workflows and their steps."""
 
 import traceback
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
 from timer_service.client.errors import PermanentError as PermanentError  # noqa: PLC0414 - part of this module's API
+from timer_service.client.errors import leaves_of
 from timer_service.worker.names import name_of
 
 MAX_TEXT_BYTES = 4096
@@ -37,17 +37,6 @@ def trace_of(error: BaseException) -> str:
     """Return the type of an error and its traceback, for the log. Without its text, which may have values of users."""
     calls = "".join(traceback.format_tb(error.__traceback__, -_MOST_CALLS))
     return f"{describe_error(error).type}\n{calls}".rstrip()
-
-
-def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Return the errors in an exception group and in the groups inside it, or the error itself."""
-    unvisited = [error]  # the next one is the last one; no recursion, because groups can be deep
-    while unvisited:
-        each = unvisited.pop()
-        if isinstance(each, BaseExceptionGroup):
-            unvisited += reversed(each.exceptions)
-        else:
-            yield each
 
 
 def _text_of(error: BaseException) -> str:

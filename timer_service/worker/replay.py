@@ -34,6 +34,8 @@ class Replay:
         """How many results the function has got."""
         self.is_closed = False
         """Whether the function, and all its branches, have ended after `close`."""
+        self.is_replaying = False
+        """Whether the function repeats what it did before, or is interrupted."""
         self._stored = {effect.key: effect for effect in stored}
         self._loop = ReplayLoop(int(identity.derive("loop")[:12], 16))  # type: ignore[abstract]  # it has the rest, see the end of loop.py
         self._effects: dict[str, Effect] = {}
@@ -51,7 +53,9 @@ class Replay:
         self._interrupts = 0
         """How many effects were asked for since."""
         self._function = workflow.function
-        self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
+        module = getattr(workflow.function, "__module__", None) or __name__
+        context = Context(identity, self, workflow.retry, module)
+        self._arguments: tuple[Context, Any] | None = (context, data)
         self._main: asyncio.Task[Any] | None = None
 
     @property
@@ -65,6 +69,8 @@ class Replay:
         Stored results without a number are not given: see `unseen`.
         """
         assert self._arguments is not None, "a replay runs once"  # noqa: S101
+        # With the first stored effect the function ran up to it. What follows a stored result ran before it was stored.
+        self.is_replaying = bool(self._stored)
         self._main = self._loop.create_task(_call(self._function, *self._arguments))
         self._run()
         numbered = [effect for effect in self._stored.values() if effect.seq is not None]
@@ -75,6 +81,7 @@ class Replay:
         for effect in self._stored.values():
             if effect.key not in self._effects:
                 raise self._unmatched(effect)
+        self.is_replaying = False
         return self._decide()
 
     def unseen(self) -> list[tuple[str, Outcome]]:
@@ -95,7 +102,7 @@ class Replay:
         """Raise `Interrupted` in each branch of the function, so that its `finally` blocks run."""
         if self._is_closing:
             return
-        self._is_closing = True
+        self._is_closing = self.is_replaying = True
         self._loop.is_quiet = True
         for future in self._waiting.values():
             future.set_exception(Interrupted())

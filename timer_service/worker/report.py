@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.worker.errors import ErrorText, StepFailed, describe_error, leaves_of
+from timer_service.client.errors import leaves_of
+from timer_service.worker.errors import ErrorText, StepFailed, describe_error
 from timer_service.worker.steps import Attempt
 from timer_service.worker.values import Effect, Finished, write_result
 

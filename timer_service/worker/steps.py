@@ -1,13 +1,12 @@
-"""Runs one attempt of a step on the worker's event loop, or in a thread."""
+"""Runs one attempt of a step."""
 
 import asyncio
-import contextvars
 import inspect
 import logging
-from functools import partial
 from typing import NamedTuple
 
-from timer_service.threads import Ended, Threads
+from timer_service.client.errors import errors_in
+from timer_service.user_code import UserCode
 from timer_service.worker.context import current_step
 from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error, trace_of
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
@@ -29,21 +28,19 @@ CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by
 DROPPED = Attempt(error=ErrorText("CancelledError", "the function no longer waits for this step"), is_retryable=False)
 
 
-async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
+async def run_attempt(call: StepCall, name: str, code: UserCode) -> Attempt:
     """Call the function of a step and return how it ended. Raises only `CancelledError`.
 
-    The timeout counts from the call of the function. A wait for a free thread is not the fault of the step.
+    `name` says what runs, for the log. The timeout counts from the call of the function. A wait for a free thread is
+    not the fault of the step.
     """
-    limit = asyncio.timeout(None)  # `_call` sets its end
-    try:
-        async with limit:
-            ended = await _call(call, threads, limit)
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - every error of a step is stored
-        if isinstance(error, TimeoutError) and limit.expired():
-            return timed_out(call.timeout)
-        return _failure(error)
+    is_async = inspect.iscoroutinefunction(call.function)
+    ended = await code.run(name, call.function, *call.args, is_async=is_async, seconds=call.timeout)
+    if ended is None:
+        log.info("an attempt of %s has failed: no result within %s s", name, call.timeout)
+        return timed_out(call.timeout)
+    if isinstance(ended.error, asyncio.CancelledError):
+        return CANCELLED
     if ended.error is not None:
         return _failure(ended.error)
     try:
@@ -62,29 +59,17 @@ def timed_out(seconds: float | None) -> Attempt:
     return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))
 
 
-async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> Ended:
-    """Call the function of a step: a coroutine function in the event loop, another one in a thread."""
-    loop = asyncio.get_running_loop()
-
-    def start_timeout() -> None:
-        if call.timeout is not None:
-            limit.reschedule(loop.time() + call.timeout)
-
-    if inspect.iscoroutinefunction(call.function):
-        start_timeout()
-        return Ended(await call.function(*call.args))
-    ended = await threads.run(partial(contextvars.copy_context().run, call.function, *call.args), start_timeout)
-    if ended.error is None and inspect.isawaitable(ended.value):  # such as lambda: client.timers.get(url)
-        return Ended(await ended.value)
-    return ended
-
-
 def _failure(error: BaseException) -> Attempt:
-    """Return an attempt that has raised an error, and log its traceback, which is not stored."""
+    """Return an attempt that has raised an error, and log its traceback, which is not stored.
+
+    In a group, a `PermanentError` counts first, then the longest `RetryAfter`.
+    """
     log.info("an attempt of the step %s has failed: %s", current_step(), trace_of(error))
-    if not isinstance(error, RetryAfter):
-        return Attempt(error=describe_error(error), is_retryable=not isinstance(error, PermanentError))
+    text = describe_error(error)
+    if errors_in(error, PermanentError):
+        return Attempt(error=text, is_retryable=False)
     try:
-        return Attempt(error=describe_error(error), after_ms=to_milliseconds("delay", error.delay))
+        delays = [to_milliseconds("delay", each.delay) for each in errors_in(error, RetryAfter)]
     except Exception as wrong:  # noqa: BLE001 - a class of the user can lack the delay
         return Attempt(error=describe_error(wrong))
+    return Attempt(error=text, after_ms=max(delays, default=None))

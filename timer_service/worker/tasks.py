@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 
-from timer_service.threads import Threads
+from timer_service.user_code import UserCode
 from timer_service.worker.context import variables_of_step
 from timer_service.worker.steps import Attempt, end_of, run_attempt
 from timer_service.worker.task import RunningTask
@@ -20,14 +20,14 @@ _StepId = tuple[RunningTask, str]
 class Tasks:
     """The tasks of a worker."""
 
-    def __init__(self, slots: int, threads: Threads) -> None:
+    def __init__(self, slots: int, code: UserCode) -> None:
         self.is_draining = False
         """Whether no step begins any more."""
         self.changed: dict[RunningTask, None] = {}
         """The tasks that may have something to report. `has_changed` is set if there are any."""
         self.has_changed = asyncio.Event()
         self._slots = slots
-        self._threads = threads
+        self._code = code
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[RunningTask, asyncio.TimerHandle | None] = {}
         """The tasks, and what wakes each of them later."""
@@ -123,7 +123,8 @@ class Tasks:
         """Start an attempt of a step."""
         assert effect.call is not None  # noqa: S101 - only a step has a call
         variables = variables_of_step(effect.key, effect.call.variables)
-        step = self._loop.create_task(run_attempt(effect.call, self._threads), context=variables)
+        name = f"the step {effect.key} of the workflow {task.workflow_id}"
+        step = self._loop.create_task(run_attempt(effect.call, name, self._code), context=variables)
         self._steps[task, effect.key] = step
         step.add_done_callback(lambda step: self._ended(task, effect.key, step))
 

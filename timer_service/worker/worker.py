@@ -9,7 +9,7 @@ from typing import Any
 from timer_service.client.checks import check_identifier, check_tenant
 from timer_service.client.connection import connector
 from timer_service.core.values.address import Kind
-from timer_service.sigterm import stop_at_signals
+from timer_service.sigterm import at_sigterm
 from timer_service.worker.definition import Settings, WorkflowFunction
 from timer_service.worker.names import check_name
 from timer_service.worker.process import run_worker
@@ -70,11 +70,12 @@ class Worker:
     async def run(self) -> None:
         """Execute workflows until `stop`, SIGTERM or SIGINT, then finish or release every workflow.
 
-        A second signal ends the worker at once. Several workers can run in one event loop. Raises `NoAnswerError` if
-        the broker cannot be reached at the start.
+        A second signal ends the worker at once. If code of steps hangs, the process ends at most 4 s after
+        `shutdown_timeout`. Several workers can run in one event loop. Raises `NoAnswerError` if the broker cannot be
+        reached at the start.
         """
-        async with self._connect() as connection:
-            with stop_at_signals(self._stop):
+        with at_sigterm(self.stop, self._settings.shutdown_seconds):
+            async with self._connect() as connection:
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import iso
-from tests.harness.runs import RunConversation, jobs, run_after
+from tests.harness.runs import Graph, RunConversation, jobs, run_after
 from timer_service.core.values.address import Address, Kind
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -169,6 +169,56 @@ async def test_cancelled_run(runs: RunConversation) -> None:
     assert runs.outcomes() == ["already_ended", "already_ended", "cancelled", "recorded", "started", "unchanged"]
 
 
+async def test_always_job_runs_after_a_failure(runs: RunConversation) -> None:
+    """An `always` job waits until all jobs it needs have ended, and runs however they end."""
+    await runs.start({"a": [], "b": ["a"], "c": [], "clean": ["b", "c"]}, always=["clean"])
+    await runs.report("failed", "a")
+    assert (await runs.statuses())["b"] == "skipped"
+    assert await runs.ready() == ["a", "c"]
+    await runs.report("success", "c")
+    assert (await runs.ready())[-1] == "clean"
+    (clean,) = [job for job in (await runs.ask("get-run", runId="run-1"))["jobs"] if job["name"] == "clean"]
+    assert (clean["always"], {need["ifFailed"] for need in clean["needs"]}) == (True, {"run"})
+
+
+async def test_always_jobs_run_after_a_cancel(runs: RunConversation) -> None:
+    """The `always` jobs of a cancelled run run after the jobs they need, without waiting for groups. Then it ends."""
+    graph: Graph = {"a": [], "b": ["a"], "stop": ["b", {"group": "g"}], "clean": ["stop"], "runs": []}
+    await runs.start(graph, "g", always=["stop", "clean", "runs"])
+    await runs.report("running", "a", "runs")
+    reply = await runs.request("CancelRun")
+    assert (reply["outcome"], reply["run"]["status"], reply["run"]["openJobs"]) == ("cancelled", "cancelling", 3)
+    assert await runs.statuses() == {
+        **dict.fromkeys("ab", "cancelled"),
+        "stop": "pending",
+        "clean": "pending",
+        "runs": "running",
+    }
+    outcomes = [(await runs.request(message))["outcome"] for message in ("CancelRun", "RetryRun")]
+    outcomes.append((await runs.resolve("g", {"c": []}))["outcome"])
+    assert outcomes == ["unchanged", "unchanged", "already_ended"]
+    listed = (await runs.ask("list-runs", status="cancelling"))["runs"]
+    assert [each["runId"] for each in listed] == ["run-1"]
+    await runs.report("failed", "runs", "stop")
+    assert (await runs.ready(), await runs.completed()) == (["a", "runs", "stop", "clean"], [])
+    await runs.report("success", "clean")
+    (event,) = await runs.events_of("RunCompleted")
+    assert event["payload"]["status"] == "cancelled"
+    assert event["payload"]["counts"] == {"cancelled": 2, "failed": 2, "success": 1}
+
+
+async def test_always_jobs_run_after_a_rejection(runs: RunConversation) -> None:
+    """A run that a group makes invalid ends as rejected when its `always` jobs have ended."""
+    await runs.start({"first": [], "deploy": [{"group": "g"}], "clean": ["first"]}, "g", always=["clean"])
+    reply = await runs.resolve("g", {"test": ["deploy"]})
+    assert (reply["outcome"], reply["run"]["status"], reply["run"]["code"]) == ("run_rejected", "cancelling", "CYCLE")
+    assert ((await runs.ready())[-1], await runs.events_of("RunRejected")) == ("clean", [])
+    assert (await runs.request("CancelRun"))["outcome"] == "already_ended"
+    await runs.report("success", "clean")
+    assert [each["payload"]["code"] for each in await runs.events_of("RunRejected")] == ["CYCLE"]
+    assert (await runs.request("RetryRun"))["outcome"] == "already_ended"
+
+
 # Invalid graphs and commands
 
 
@@ -217,6 +267,8 @@ async def test_cycle_that_a_group_closes(runs: RunConversation) -> None:
 INVALID: dict[str, tuple[str, dict[str, Any]]] = {
     "payload.jobs.0.need": ("StartRun", {"jobs": [{"name": "a", "need": []}]}),
     "payload.jobs.0": ("StartRun", {"jobs": [{"name": "a", "needs": ["b", {"job": "b"}]}]}),
+    "payload.jobs.0.always": ("StartRun", {"jobs": [{"name": "a", "always": 1}]}),
+    "payload.attempt": ("ReportJobStatus", {"jobName": "a", "status": "running", "attempt": 0}),
     "payload.jobs.0.staleAfterSeconds": ("StartRun", {"jobs": [{"name": "a", "staleAfterSeconds": 0}]}),
     "payload": ("ReportJobStatus", {"jobName": "a", "status": "pending"}),
     "payload.status": ("ReportJobStatus", {"jobName": "a", "status": "done"}),
@@ -276,6 +328,7 @@ async def test_equal_graphs(runs: RunConversation) -> None:
     for changed in (
         {**lint, "payload": None},
         {**lint, "staleAfterSeconds": 1},
+        {**lint, "always": True},
         {**lint, "needs": [{"group": "more"}]},
     ):
         other = await runs.request("StartRun", jobs=[changed, test], groups=["more", "others"])

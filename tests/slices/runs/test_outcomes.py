@@ -27,6 +27,9 @@ RESOLVE: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": []})})
 OTHER_JOBS: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"d": []})})
 RESOLVE_WITH_CYCLE: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": ["b"]})})
 CANCEL: Sent = ("CancelRun", {})
+RETRY: Sent = ("RetryRun", {})
+ALWAYS: Sent = ("StartRun", {"jobs": jobs({"a": [], "clean": ["a"]}, always=["clean"])})
+FAILED = [START, report("failed")]
 DONE = [START, report("success"), report("success", "b")]
 
 ROWS = {
@@ -63,6 +66,22 @@ ROWS = {
     "cancel: cancelled before it was started": Row([CANCEL], CANCEL, Outcome.NOT_FOUND),
     "cancel: ended": Row(DONE, CANCEL, Outcome.ALREADY_ENDED),
     "cancel: rejected": Row([CYCLE], CANCEL, Outcome.ALREADY_ENDED),
+    "cancel: only always jobs are open": Row([ALWAYS, CANCEL], CANCEL, Outcome.UNCHANGED),
+    "resolve: only always jobs are open": Row([ALWAYS, CANCEL], RESOLVE, Outcome.ALREADY_ENDED),
+    "report: an earlier attempt": Row(
+        [*FAILED, RETRY], ("ReportJobStatus", {"jobName": "a", "status": "failed", "attempt": 1}), Outcome.ALREADY_ENDED
+    ),
+    "retry: failed": Row(FAILED, RETRY, Outcome.RETRIED),
+    "retry: timed out": Row([START, report("timed_out_stale")], RETRY, Outcome.RETRIED),
+    "retry: cancelled": Row([START, CANCEL], RETRY, Outcome.RETRIED),
+    "retry: none": Row([], RETRY, Outcome.NOT_FOUND),
+    "retry: only kept commands": Row([report("success")], RETRY, Outcome.NOT_FOUND),
+    "retry: running": Row([START], RETRY, Outcome.UNCHANGED),
+    "retry: retried": Row([*FAILED, RETRY], RETRY, Outcome.UNCHANGED),
+    "retry: only always jobs are open": Row([ALWAYS, CANCEL], RETRY, Outcome.UNCHANGED),
+    "retry: success": Row(DONE, RETRY, Outcome.ALREADY_ENDED),
+    "retry: rejected": Row([CYCLE], RETRY, Outcome.ALREADY_ENDED),
+    "retry: nothing to run": Row([START, report("drift_dropped")], RETRY, Outcome.ALREADY_ENDED),
 }
 
 

@@ -26,6 +26,8 @@ FORBIDDEN = {
         "stored_bytes = -1",
         "payload_bytes = -1",
         "evaluated = 2",
+        "attempt = 0",
+        "status = 'cancelling'",
         "has_outputs = 2",
     ],
     "run_jobs": [
@@ -39,6 +41,8 @@ FORBIDDEN = {
         "ready_at = 1, open_needs = 1",
         "stale_at = 1, ready_at = NULL",
         "stale_after_ms = 0",
+        "always = 2",
+        "attempt = 0",
         "outputs = '{}'",
         "payload = '1'",
         "payload_bytes = 1",

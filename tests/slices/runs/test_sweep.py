@@ -45,6 +45,31 @@ async def test_stale_job(runs: Runs) -> None:
     assert (await runs.statuses())["a"] == "timed_out_stale"
 
 
+async def test_stale_always_job(runs: Runs) -> None:
+    """An `always` job of a cancelled run that has no report ends as stale, and the run ends."""
+    await runs.request("StartRun", jobs=jobs({"a": [], "clean": ["a"]}, ["clean"], staleAfterSeconds=60))
+    runs.clock.advance(seconds=50)
+    await runs.request("CancelRun")
+    runs.clock.advance(seconds=59)
+    await sweep(runs)
+    early = await runs.statuses()
+    runs.clock.advance(seconds=1)
+    await sweep(runs)
+    assert (early["clean"], await runs.completed()) == ("pending", ["cancelled"])
+    assert await runs.statuses() == {"a": "cancelled", "clean": "timed_out_stale"}
+
+
+async def test_cancelling_run_is_repaired(runs: Runs) -> None:
+    """The sweep does not let an `always` job of a cancelled run wait for a group."""
+    await runs.start({"first": [], "clean": ["first", {"group": "g"}]}, "g", always=["first", "clean"])
+    await runs.request("CancelRun")
+    runs.clock.advance(milliseconds=SWEEP_MS)
+    await sweep(runs)
+    assert (await runs.only_row("runs"))["open_groups"] == 0
+    await runs.report("success", "first")
+    assert (await runs.ready(), await runs.events_of("RunStuck")) == (["first", "clean"], [])
+
+
 async def test_stuck_job_is_released(runs: Runs) -> None:
     """A waiting job whose needs have all ended is released by the sweep and named once in RunStuck."""
     await runs.start({"a": [], "b": ["a"], "c": [run_after("b"), "a"], "long": []})
@@ -149,6 +174,21 @@ async def test_off_and_on(store: Database, memory_broker: MemoryBroker, clock: M
     await sweep(on)
     await on.report("success", "d")
     assert (await on.ready(), await on.completed(), await on.events_of("RunStuck")) == (["a", "d"], ["failed"], [])
+
+
+async def test_cancel_while_off(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """If a run is cancelled while runs are disabled, its `always` jobs become ready when they are enabled again."""
+    on, off = Runs(store, memory_broker, clock), Runs(store, memory_broker, clock, enabled=False)
+    await on.start({"a": [], "clean": ["a"]}, always=["clean"])
+    await off.request("CancelRun")
+    assert await off.ready() == ["a"]
+    await sweep(on)
+    await on.report("success", "clean")
+    assert (await on.ready(), await on.completed(), await on.events_of("RunStuck")) == (
+        ["a", "clean"],
+        ["cancelled"],
+        [],
+    )
 
 
 async def test_report_in_the_stream_prevents_staleness(runs: Runs) -> None:

@@ -193,3 +193,42 @@ def test_retention_restarts_with_a_put_or_a_pause() -> None:
     assert (deleted.ended_at, deleted.confirmed_at) == (after(minutes=2), after(minutes=2))
     assert (paused.ended_at, paused.confirmed_at) == (after(minutes=2), after(minutes=5))
     assert apply(paused, put(6))[0].confirmed_at is None
+
+
+def _in_the_jitter(**fields: Any) -> tuple[Schedule, int]:
+    """Return an hourly schedule, and the minute after `NOW` at which a slot has begun and is not due yet."""
+    schedule, _ = apply(None, put(1, every="PT1H", jitter="PT1H", **fields))
+    assert schedule.slot_at is not None
+    assert schedule.available_at is not None
+    minute = (schedule.slot_at - NOW) // MINUTE + 1
+    assert schedule.available_at > NOW + (minute + 2) * MINUTE
+    return schedule, minute
+
+
+def test_command_in_the_jitter_keeps_the_slot() -> None:
+    """A slot that has begun is due when it was before, whatever command comes before that."""
+    before, at = _in_the_jitter()
+    jitter = {"every": "PT1H", "jitter": "PT1H"}
+    pause, resume = Sent(at, "pause"), Sent(at + 1, "resume")
+    for commands in (
+        (pause, resume),
+        (put(at, **jitter, max_count=3),),
+        (put(at, **jitter, end_at=iso(NOW + at * MINUTE)),),
+        (put(at, **jitter),),
+        (pause, put(at + 1, **jitter, max_count=3), resume),
+    ):
+        schedule = before
+        for each in commands:
+            schedule, _ = apply(schedule, each)
+        with case(*commands):
+            assert (schedule.slot_at, schedule.available_at) == (before.slot_at, before.available_at)
+
+
+def test_slot_that_is_due_in_a_pause() -> None:
+    """A slot that is due while the schedule is paused does not fire."""
+    before, at = _in_the_jitter()
+    paused, _ = apply(before, Sent(at, "pause"))
+    resumed, _ = apply(paused, Sent(at + 60, "resume"))
+    assert before.slot_at is not None
+    assert resumed.slot_at is not None
+    assert resumed.slot_at > before.slot_at

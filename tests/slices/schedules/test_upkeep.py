@@ -199,7 +199,7 @@ FORBIDDEN = {
         *("end_at = slot_at", "ended_at = 1", "end_reason = 'end_at'", "is_paused = 1", "is_paused = 2"),
         *("cron = '* * * * *'", "every_ms = NULL", "every_ms = 999", "zone = NULL", "jitter_ms = -1"),
         *("catch_up = NULL", "late_by_ms = 0", "catch_up_limit = 0", "max_count = 0", "fired_count = -1"),
-        *("fired_count = max_count + 1", "data_size = 0", "data = NULL", "confirmed_at = 1"),
+        *("calendar = '[1]'", "fired_count = max_count + 1", "data_size = 0", "data = NULL", "confirmed_at = 1"),
         "status = 'paused', is_paused = 1, slot_at = NULL, available_at = NULL, last_error = 'no'",
         "status = 'deleted', slot_at = NULL, available_at = NULL, ended_at = 1",
         "topic = 'a', start = '[]'",
@@ -208,7 +208,7 @@ FORBIDDEN = {
         *("to_at = from_at", "after_at = from_at - 2", "after_at = to_at", "slot_limit = 0"),
         *("fired_count = slot_limit", "fired_count = 5, skipped_count = slot_limit - 5", "fired_count = -1"),
         *("skipped_count = -1", "cron = '* * * * *'", "every_ms = NULL", "every_ms = 999", "jitter_ms = -1"),
-        *("data = NULL", "data_size = 0", "topic = 'a', start = '[]'"),
+        *("data = NULL", "data_size = 0", "topic = 'a', start = '[]'", "calendar = '[1]'"),
     ],
 }
 

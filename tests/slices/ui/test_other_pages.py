@@ -186,7 +186,7 @@ COMMANDS: dict[str, list[str]] = {
     link("signal", id=HOSTILE[2]): ["signals pause", "signals resolve", "signals cancel"],
     link("run", id="build"): ["runs cancel"],
     link("run", id="circle"): [],
-    link("run", id=HOSTILE[1]): [],
+    link("run", id=HOSTILE[1]): ["runs retry"],
     link("schedule", id="weekdays"): ["schedules pause", "schedules trigger", "schedules delete"],
     link("schedule", id=HOSTILE[1]): ["schedules resume", "schedules trigger", "schedules delete"],
     link("schedule", id="short"): ["schedules trigger", "schedules delete"],
@@ -322,6 +322,21 @@ async def test_counts_of_a_run(filled: Page) -> None:
         assert {status: int(count) for status, count in counts} == rows
         found += rows
     assert min(found[status] for status in ("ready", "pending", "running", "success")) > 0
+
+
+async def test_always_jobs_and_attempts(page: Page) -> None:
+    """A run shows which jobs always run, that it is cancelling, and its attempt after a retry."""
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    await runs.start({"a": [], "clean": ["a"]}, runId="build", always=["clean"])
+    await runs.request("CancelRun", runId="build")
+    text = (await page.get("/ui/run?tenant=acme&id=build")).text
+    assert re.findall(r'<span class="quiet">always</span>|>cancelling</span>', text) == [
+        *(">cancelling</span>", '<span class="quiet">always</span>')
+    ]
+    assert ("data-refresh" in text, "attempt" in text, "timer-service runs" in text) == (True, False, False)
+    await runs.report("success", "clean", runId="build")
+    await runs.request("RetryRun", runId="build")
+    assert ", attempt 2</p>" in (await page.get("/ui/run?tenant=acme&id=build")).text
 
 
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.random_workflows import draw_program, run_program
 from tests.harness.workflows import Workflows, reports
-from timer_service.threads import Threads
+from timer_service.user_code import UserCode
 from timer_service.worker import Context, Retry, RetryAfter, WorkflowFunction
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.steps import run_attempt
@@ -82,7 +82,7 @@ class Played:
         self._workflows, self._function, self._id = workflows, function_of(seed), f"w-{seed}"
         self._sends = list(sends_of(seed))
         self._task: RunningTask | None = None
-        self._threads = Threads(1)
+        self._code = UserCode(1)
 
     async def play(self) -> Any:
         policy = {**_RETRY.wire}
@@ -140,7 +140,7 @@ class Played:
             assert effect.call is not None
             variables = variables_of_step(effect.key, effect.call.variables)
             loop = asyncio.get_running_loop()
-            attempt = await loop.create_task(run_attempt(effect.call, self._threads), context=variables)
+            attempt = await loop.create_task(run_attempt(effect.call, effect.key, self._code), context=variables)
             task.step_ended(effect.key, attempt, self._seconds())
         return bool(begun) or report is not None
 

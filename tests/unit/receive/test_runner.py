@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import stubborn
 from timer_service.client import (
     AlreadyHandled,
     DueTimeReached,
@@ -24,7 +25,7 @@ from timer_service.client.receive.attempt import Attempts
 from timer_service.client.receive.delivery import DEATHS, Delivery
 from timer_service.client.receive.handlers import Handlers
 from timer_service.client.receive.runner import Rules, Runner
-from timer_service.threads import Threads
+from timer_service.user_code import UserCode, end_loop
 
 AT = "2026-11-21T09:00:00.000Z"
 ENVELOPE = {"type": "DueTimeReached", "tenantId": "acme", "timestampMs": 1}
@@ -106,7 +107,7 @@ async def running(
         "orders",
         broker.park,
         attempts=attempts,
-        threads=Threads(concurrency),
+        code=UserCode(concurrency),
         takes_all=False,
     )
     stop = asyncio.Event()
@@ -292,6 +293,68 @@ async def test_the_end_of_a_handler() -> None:
     async with running(broker, leave):
         broker.deliver("c")
         await broker.until("ack a", "retry b", "retry c")
+
+
+async def test_errors_in_a_group() -> None:
+    """An error in a group counts as it does alone: the first of PermanentError, RetryLater, others, AlreadyHandled.
+
+    The cause of an error does not count.
+    """
+
+    class NoDelay(RetryLater):
+        def __init__(self) -> None:
+            """Forget the delay."""
+
+    broker = Broker()
+    later, permanent, handled = RetryLater(SOON), PermanentError("no such order"), AlreadyHandled()
+    errors: dict[str, list[Exception]] = {
+        "permanent": [permanent],
+        "both": [later, ExceptionGroup("inner", [ValueError(), permanent])],
+        "later": [ValueError(), ExceptionGroup("inner", [RetryLater(timedelta(0)), NoDelay()])],
+        "other": [handled, ValueError(), NoDelay()],
+        "handled": [handled, ExceptionGroup("inner", [AlreadyHandled()])],
+    }
+    seen: list[str] = []
+
+    async def handle(event: DueTimeReached) -> None:
+        seen.append(event.id)
+        if event.id == "cause":
+            raise ValueError from permanent
+        if event.id != "later" or seen.count("later") < 5:
+            raise ExceptionGroup("outer", errors[event.id])
+
+    async with running(broker, handle):
+        for name in (*errors, "cause"):
+            broker.deliver(name)
+        await broker.until("ack permanent", "ack both", "ack later", "retry other", "ack handled", "retry cause")
+    assert sorted(each[0] for each in broker.parked) == ["both", "permanent"]
+    assert {each[1].partition(":")[0] for each in broker.parked} == {"ExceptionGroup"}
+    assert seen.count("later") == 5
+
+
+async def test_a_handler_or_store_that_does_not_end() -> None:
+    """The stop waits neither for a handler nor for a seen store that ignores its cancellation."""
+
+    class Stubborn(MemorySeen):
+        async def has(self, consumer: str, event_id: str) -> bool:
+            if event_id == "a":
+                return await super().has(consumer, event_id)
+            await stubborn.loops()
+            return True
+
+    broker, begun = Broker(), asyncio.Event()
+
+    async def handle(event: DueTimeReached) -> None:
+        begun.set()
+        await stubborn.catches_everything()
+
+    async with asyncio.timeout(10):
+        async with running(broker, handle, seen=Stubborn(), shutdown_timeout=SOON):
+            broker.deliver("a")
+            broker.deliver("b")
+            await begun.wait()
+        await end_loop()
+    assert broker.log == []
 
 
 async def test_suspects_run_alone() -> None:

@@ -1,3 +1,4 @@
+import re
 from datetime import datetime, timedelta
 from itertools import product
 
@@ -51,6 +52,15 @@ def test_stored_text(text: str, stored: str) -> None:
         ("15 30 2 * * *", "2027-01-01T00:00:00", "2027-01-01T02:30:15"),
         ("0 0 L * *", "2028-02-01T00:00:00", "2028-02-29T00:00:00"),
         ("0 0 LW * *", "2027-01-01T00:00:00", "2027-01-29T00:00:00"),
+        ("0 0 L-3 * *", "2028-02-01T00:00:00", "2028-02-26T00:00:00"),
+        ("0 0 L-30 2,3 *", "2028-02-01T00:00:00", "2028-03-01T00:00:00"),
+        ("0 0 LW-1 * *", "2027-02-01T00:00:00", "2027-02-25T00:00:00"),
+        ("0 0 15W * *", "2027-05-01T00:00:00", "2027-05-14T00:00:00"),
+        ("0 0 15W * *", "2027-08-01T00:00:00", "2027-08-16T00:00:00"),
+        ("0 0 1W * *", "2027-05-01T00:00:00", "2027-05-03T00:00:00"),
+        ("0 0 31W * *", "2027-01-02T00:00:00", "2027-01-29T00:00:00"),
+        ("0 0 31W * *", "2027-01-29T00:00:00", "2027-03-31T00:00:00"),
+        ("0 0 1,15W * MON", "2027-05-10T00:00:00", "2027-05-14T00:00:00"),
         ("0 0 * * 5L", "2027-01-01T00:00:00", "2027-01-29T00:00:00"),
         ("0 0 * * MON#2", "2027-01-01T00:00:00", "2027-01-11T00:00:00"),
         ("0 0 * * 0", "2027-01-01T00:00:00", "2027-01-03T00:00:00"),
@@ -66,6 +76,15 @@ def test_stored_text(text: str, stored: str) -> None:
         "second",
         "last day",
         "last weekday",
+        "three days before the last",
+        "a day that February does not have",
+        "the weekday before the last",
+        "Saturday: the day before",
+        "Sunday: the day after",
+        "Saturday the 1st: the 3rd",
+        "Sunday the 31st: the 29th",
+        "a month without the day",
+        "a form in a list, or the other day field",
         "last Friday",
         "second Monday",
         "0 is Sunday",
@@ -156,15 +175,58 @@ def _fires_in_28_years(text: str) -> bool:
         ),
         ("* 22-2 * * *", "ranges that go up (`22-23,0-2`, not `22-2`)"),
         ("*/0 * * * *", "the field minute is '*/0'; a step is at least 1; write `*` for every value"),
-        ("* * L/2,L/2 * L", "the field day of week is 'L'; `L` needs a day; write `6` for Saturday"),
+        ("* * L * L", "the field day of week is 'L'; `L` needs a day; write `6` for Saturday"),
         ("* * * * FRIL", "the field day of week is 'FRIL'; write the day before `L` as a number"),
-        ("* * ? * MON", "the field day of month is '?'; `?` is not supported; write `*` instead"),
-        ("* * 15W * *", "the field day of month is '15W'; `W` is not supported; write `LW`"),
+        ("* * L/2 * *", "the field day of month is 'L/2'; `L` and `LW` have no step"),
+        ("* * 1,LW/3 * *", "the field day of month is '1,LW/3'; `L` and `LW` have no step"),
+        ("* * L-3W * *", "the weekday nearest to `L-3` is not supported"),
+        ("* * 32W * *", "the field day of month is '32W'; it allows `*`, 1 to 31, L"),
+        ("* * 15W/2 * *", "the field day of month is '15W/2'; it allows"),
+        ("* * LW-20 * *", "the field day of month is 'LW-20'; it allows"),
+        (
+            "*/90 * * * *",
+            "a step counts within the field, which has 60 values; write `every`: PT90M",
+        ),
+        ("0 0/36 * * *", "which has 24 values; write `every`: PT36H"),
+        ("0 0 */45 * *", "write `calendar`: every 45 `days`"),
+        ("0 0 1 */18 *", "write `calendar`: every 18 `months`"),
+        ("0 0 * * */14", "write `calendar`: every 14 `days`"),
+        ("? * * * *", "the field minute is '?'; `?` is not supported; write `*` instead"),
+        ("* * ? * MON", "`?` is not supported; write `* * * * MON`. Quartz and AWS count weekdays from 1 (Sunday)"),
+        ("0 0 12 ? * 2", "`?` is not supported; write `0 12 * * MON`. Quartz and AWS count weekdays from 1 (Sunday)"),
+        ("0 0 12 ? * 6L", "write `0 12 * * 5L`. Quartz"),
+        ("0 0 12 ? * 0", "weekdays as names: Quartz and AWS count them from 1 (Sunday)"),
+        ("0 0 12 15 * ?", "`?` is not supported; write `0 12 15 * *`"),
+        ("0 12 ? * 2 *", "the expression ends with a year, as in AWS; write `0 12 * * MON`. Quartz and AWS count"),
+        (
+            "cron(0 12 ? * 2-6 2027)",
+            "write `0 12 * * MON,TUE,WED,THU,FRI`, with `startAt` and `endAt` for",
+        ),
+        ("0 9 * * MON-FRI 30", "the first of six fields is the second; write `30 0 9 * * MON-FRI`"),
+        ("0 9 * * MON 2027", "there is no year; write `0 9 * * MON`, with `startAt` and `endAt` for the year 2027"),
+        ("0 9 * * FRI *", "there is no year; write `0 9 * * FRI`"),
+        ("H/15 * * * *", "the field minute is 'H/15'; `H` of Jenkins is not supported"),
+        ("H(0-29) * * * *", "the field minute is 'H(0-29)'; `H` of Jenkins is not supported"),
+        ("0~59 * * * *", "a random value (`~`) is not supported"),
+        ("rate(5 minutes)", "a distance is the field `every` instead of `cron`; write PT5M"),
+        ("rate(1 day)", "a distance is the field `every` instead of `cron`; write P1D"),
+        ("every 24 hours", "a distance is the field `every` instead of `cron`; write PT24H"),
+        ("at(2027-01-01T00:00:00)", "`at(...)` is one instant; schedule a timer instead"),
+        ("PT5M", "a distance is the field `every` instead of `cron`"),
+        ("5m", "a distance is the field `every` instead of `cron`"),
+        ("Mon..Fri *-*-* 09:30:00", "write the minute and the hour: `30 9 * * *`"),
+        ("daily", "names begin with `@`; write one of `@yearly`"),
+        ("FREQ=WEEKLY;INTERVAL=2", "write the field `calendar` instead of `cron`"),
+        ("R/2026-01-02T09:00/P2W", "write the field `calendar` instead of `cron`"),
         ("@reboot", "`@reboot` is not supported"),
         ("@noon", "`@noon` is not supported; write `0 12 * * *` instead"),
-        ("@every 1h30m", "`@every` is not supported; write the field `every` instead of `cron`"),
+        ("@every 1h30m", "`@every` is not supported; write the field `every` instead of `cron`: PT1H30M"),
+        ("@every 1.5h", "`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M"),
         ("@fortnightly", "this name is not known; write @yearly, @annually, @monthly, @weekly, @daily"),
-        ("0 0 12 * * * 2027", "the expression has seven fields; leave out the year, and write `startAt` and `endAt`"),
+        (
+            "0 0 12 * * * 2027",
+            "seven fields, as in Quartz; write `0 12 * * *`, with `startAt` and `endAt`",
+        ),
         ("CRON_TZ=Europe/Berlin 0 9 * * *", "the expression names a zone; write the field `zone` instead"),
         (
             "",
@@ -183,6 +245,70 @@ def test_invalid_expressions(text: str, message: str) -> None:
     assert (raised.value.code, raised.value.field) == ("INVALID_CRON", "cron")
     assert message in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+class PlainQuartz(PlainCron):
+    """An expression of Quartz with six fields. Its weekdays are 1 (Sunday) to 7, and `?` is any day."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.replace("?", "*"))
+        self.days_of_week = text.split()[5]
+
+    def _matches_day(self, wall: datetime) -> bool:
+        today = (wall.weekday() + 1) % 7 + 1
+        is_last = (wall + timedelta(days=7)).month != wall.month
+        return (
+            super()._matches_day(wall)
+            if self.days_of_week in "*?"
+            else any(
+                self._is_day(term, today, (wall.day + 6) // 7, is_last=is_last) for term in self.days_of_week.split(",")
+            )
+        )
+
+    @staticmethod
+    def _is_day(term: str, today: int, week: int, *, is_last: bool) -> bool:
+        day, _, number = term.partition("#")
+        if term == "L":
+            return today == 7
+        if number:
+            return today == int(day) and week == int(number)
+        if term.endswith("L"):
+            return today == int(term[:-1]) and is_last
+        span, _, step = term.partition("/")
+        first, _, last = span.replace("*", "1-7").partition("-")
+        end = int(last or (7 if step else first))
+        length = end - int(first) + (8 if end < int(first) else 1)
+        return today in {(int(first) - 1 + passed) % 7 + 1 for passed in range(0, length, int(step or 1))}
+
+
+_quartz_day = st.one_of(
+    st.integers(1, 7).map(str),
+    st.just("L"),
+    st.integers(1, 7).map("{}L".format),
+    st.builds("{}#{}".format, st.integers(1, 7), st.integers(1, 5)),
+    st.builds("{}-{}".format, st.integers(1, 7), st.integers(1, 7)),
+    st.builds("{}/{}".format, st.integers(1, 7), st.integers(1, 7)),
+    st.builds("{}-{}/{}".format, st.integers(1, 7), st.integers(1, 7), st.integers(1, 7)),
+    st.builds("*/{}".format, st.integers(1, 7)),
+)
+_quartz_days = st.tuples(st.just("?"), st.lists(_quartz_day, min_size=1, max_size=3).map(",".join)) | st.tuples(
+    st.sampled_from(["1", "L", "L-3", "15W", "LW", "*/2", "1,15"]), st.just("?")
+)
+
+
+@given(_quartz_days, st.sampled_from(["*", "2", "JAN-MAR", "*/5"]), st.sampled_from(["", " *"]))
+def test_advice_keeps_the_meaning_of_quartz(days: tuple[str, str], month: str, year: str) -> None:
+    """The expression that an error advises for one of Quartz has slots on the same days as in Quartz."""
+    day, weekday = days
+    quartz = f"0 30 12 {day} {month} {weekday}"
+    with pytest.raises(RecurrenceError) as raised:
+        parse_cron(quartz + year)
+    found = re.search("write `([^`]+)`", str(raised.value))
+    assert found is not None
+    advised, meant = PlainCron(parse_cron(found[1])), PlainQuartz(quartz)
+    noons = [wall("2026-01-01T12:30:00") + 86_400 * passed for passed in range(1000)]
+    at = [EPOCH + timedelta(seconds=noon) for noon in noons]
+    assert [advised.matches(each) for each in at] == [meant.matches(each) for each in at]
 
 
 @pytest.mark.slow

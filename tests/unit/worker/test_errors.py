@@ -13,7 +13,7 @@ import pytest
 from tests.harness.clock import in_virtual_time
 from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
-from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
+from timer_service.worker import Context, Interrupted, PermanentError, Retry, RetryAfter, StepFailed, loop, workflow
 from timer_service.worker.errors import MAX_TEXT_BYTES, ErrorText
 from timer_service.worker.report import end_of_function
 from timer_service.worker.testing import SimulatedWorkflow
@@ -108,6 +108,51 @@ def test_an_error_of_a_workflow_function(name: str) -> None:
     end = in_virtual_time(lambda: run_beside_another(function))
     assert end["action"] == "fail"
     assert len(end["error"]["message"].encode()) <= MAX_TEXT_BYTES
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "in a thread"])
+async def test_errors_of_a_step_in_a_group(*, in_thread: bool) -> None:
+    """A group has no further attempt if it has a PermanentError, else the longest delay of its RetryAfter errors.
+
+    The cause of an error does not count.
+    """
+    minute, permanent = timedelta(minutes=1), PermanentError("declined")
+    groups: list[tuple[list[Exception], int, timedelta]] = [
+        ([permanent], 1, timedelta(0)),
+        ([RetryAfter(minute), ExceptionGroup("inner", [permanent])], 1, timedelta(0)),
+        ([ValueError(), ExceptionGroup("inner", [RetryAfter(minute), RetryAfter(3 * minute)])], 3, 6 * minute),
+    ]
+
+    async def grouped(errors: list[Exception]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for each in errors:
+                group.create_task(raised(each))
+
+    async def raised(error: Exception) -> None:
+        raise error
+
+    def in_a_thread(errors: list[Exception]) -> None:
+        raise ExceptionGroup("outer", errors)
+
+    for errors, attempts, elapsed in groups:
+
+        async def function(ctx: Context, _: Any, errors: Any = errors) -> Any:
+            with suppress(StepFailed):
+                await ctx.step("bad", in_a_thread if in_thread else grouped, errors, retry=Retry(max_attempts=3))
+
+        simulated = SimulatedWorkflow(workflow("bad")(function))
+        assert await simulated.run() == "completed"
+        (effect,) = simulated.detail.effects
+        assert (effect.failures, simulated.elapsed) == (attempts, elapsed)
+
+    async def caused(ctx: Context, _: Any) -> Any:
+        def fail() -> None:
+            raise ValueError from permanent
+
+        await ctx.step("bad", fail, retry=Retry(max_attempts=3, first=timedelta(0)))
+
+    simulated = SimulatedWorkflow(workflow("bad")(caused))
+    assert (await simulated.run(), simulated.detail.effects[0].failures) == ("failed", 3)
 
 
 def test_the_step_that_ended_a_function() -> None:

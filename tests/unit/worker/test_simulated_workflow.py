@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from timer_service.worker import (
     PermanentError,
     Retry,
     RetryAfter,
+    StepFailed,
     WorkflowFunction,
     workflow,
 )
@@ -197,6 +199,75 @@ async def test_the_timeout_of_a_step() -> None:
     with pytest.raises(WorkflowEndedError, match=r"TimeoutError: no result within 3600\.0 s"):
         await simulated.result()
     assert simulated.elapsed == 2 * HOUR
+
+
+async def test_a_step_that_ignores_its_timeout() -> None:
+    """The attempt ends at its timeout, and the next one is not disturbed by what the first one does later."""
+    calls: list[int] = []
+
+    async def charge(*_: Any) -> str:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            with suppress(asyncio.CancelledError):
+                await simulated.sleep(HOUR)
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await simulated.sleep(HOUR)
+        await simulated.sleep(timedelta(seconds=30))
+        return "charged"
+
+    @workflow("patient")
+    async def patient(ctx: Context, _: Any) -> Any:
+        retry = Retry(first=timedelta(0))
+        return [
+            await ctx.step("charge", never, timeout=timedelta(minutes=1), retry=retry),
+            await ctx.wait_for("never", timeout=DAY),
+        ]
+
+    simulated = SimulatedWorkflow(patient, steps={"charge": charge})
+    with pytest.raises(WorkflowEndedError, match="TimeoutError: no message"):
+        await simulated.result()
+    assert (simulated.detail.effects[0].failures, simulated.detail.effects[0].result) == (1, "charged")
+    assert simulated.elapsed == DAY + timedelta(seconds=90)
+
+
+async def test_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    """Each line is logged once, whatever the function does before it parks, with the workflow and the step.
+
+    `is_replaying` says when the logger is silent. Lines in `finally` are not logged at a park.
+    """
+    replays: list[bool] = []
+
+    def work(ctx: Context) -> None:
+        ctx.logger.info("work %s", ctx.is_replaying)
+
+    @workflow("logs", retry=Retry(first=timedelta(0), max_attempts=2))
+    async def logs(ctx: Context, _: Any) -> None:
+        replays.append(ctx.is_replaying)
+        ctx.logger.info("begin", extra={"more": 1})
+        try:
+            await ctx.sleep(DAY)
+            ctx.logger.info("slept")
+            with suppress(StepFailed):
+                await ctx.step("fail", fail, ctx)
+            await ctx.step("work", work, ctx)
+            ctx.logger.warning("worked")
+            await ctx.sleep(DAY)
+        finally:
+            ctx.logger.info("end")
+
+    def fail(ctx: Context) -> None:
+        ctx.logger.info("fail")
+        raise ValueError
+
+    caplog.set_level("INFO", __name__)
+    assert await SimulatedWorkflow(logs).run() == "completed"
+    lines: list[Any] = [each for each in caplog.records if each.name == __name__]
+    texts = ["begin", "slept", "fail", "fail", "work False", "worked", "end"]
+    assert [each.getMessage() for each in lines] == texts
+    assert {(each.tenant, each.workflow_id) for each in lines} == {("simulation", "workflow-1")}
+    assert [getattr(each, "step", None) for each in lines] == [None, None, "fail", "fail", "work", None, None]
+    assert (lines[0].more, lines[0].funcName, replays[0], {*replays[1:]}) == (1, "logs", False, {True})
 
 
 async def test_a_cancel() -> None:

@@ -513,7 +513,7 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
     async with worker(service, threads, wait_seconds=0.1):
         await service.until_ended()
     name, three, key = row.end["result"]
-    assert (name.startswith("step"), three, len(key)) == (True, 3, 32)
+    assert (name.startswith("the step name "), three, len(key)) == (True, 3, 32)
 
 
 async def test_settings() -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import nats.errors
 from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.connection import Connection, Login
+from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.log import NatsLog
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
@@ -19,11 +19,11 @@ from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Message
+from timer_service.nats_client import ReadLogin
 
 log = logging.getLogger(__name__)
 
 _HINT_DIGITS = 15
-_ANONYMOUS = Login()
 _OVERLAP = timedelta(minutes=1)
 _UNSENT_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 
@@ -58,22 +58,22 @@ class NatsBroker:
         urls: str,
         subject_prefix: str,
         *,
-        login: Login = _ANONYMOUS,
+        login: ReadLogin = dict,
         reply_prefix: str,
         manage_streams: bool,
         overlap: timedelta = _OVERLAP,
     ) -> "NatsBroker":
-        """Connect, and prepare the streams. `urls` is comma-separated.
+        """Connect, and prepare the streams. `urls` is comma-separated. `login` is called for each connect.
 
         `overlap`: another log is read from the time of the last command, and this much earlier, as clocks may differ.
 
         Raises `StartError` at once if the login is refused or a stream is wrong. Raises it after ten seconds, with the
         last reason, if no server answers.
         """
-        subjects, options = Subjects(subject_prefix), login.options()
+        subjects = Subjects(subject_prefix)
         # Without a permission for hints, other instances only see new work later.
         connection = Connection("timer-service", unsent_bytes=_UNSENT_BYTES, harmless=subjects.hint(""))
-        await connection.open(urls, options)
+        await connection.open(urls, login)
         client = connection.client
         try:
             found = await prepare_streams(client, subjects, manage=manage_streams)
@@ -86,7 +86,7 @@ class NatsBroker:
 
         async def connect_requests() -> TenantRequests:
             requests = TenantRequests(subjects, reply_prefix)
-            await requests.connection.open(urls, options)
+            await requests.connection.open(urls, login)
             return requests
 
         return cls(connection, subjects, streams, overlap=overlap, connect_requests=connect_requests)

@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nats.errors
+from nats.aio.client import RawCredentials
 
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog
 from timer_service.core.values.errors import StartError
+from timer_service.nats_client import LOGIN_REFUSED, ReadLogin
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ _RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; th
 _PING_SECONDS = 20
 _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 """Not a prefix of client inboxes. So the service needs no permission to read those."""
-_LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 _CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 
 
@@ -41,17 +41,18 @@ class Login:
     tls_key: Path | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return the options for `nats.connect`. Raises `StartError` with the name of a setting that cannot be used."""
+        """Read the files, and return the options for `nats.connect`.
+
+        Raises `StartError` with the name of a setting that cannot be used.
+        """
         if self.nkey_seed is not None:
             _check_seed(self.nkey_seed, "TIMER_NATS_NKEY_SEED")
-        if self.credentials is not None:
-            _check_credentials(self.credentials)
         options = {
             "user": self.user,
             "password": self.password,
             "token": self.token,
             "nkeys_seed_str": self.nkey_seed,
-            "user_credentials": self.credentials and str(self.credentials),
+            "user_credentials": self.credentials and _read_credentials(self.credentials),
             "tls": self._tls(),
         }
         return {name: value for name, value in options.items() if value is not None}
@@ -123,8 +124,8 @@ class Connection:
         """Whether the connection is read, or is being restored."""
         return self.client.reading or not self.client.is_connected
 
-    async def open(self, urls: str, login: Mapping[str, Any]) -> None:
-        """Connect. `urls` is comma-separated. `login`: the options of a `Login`.
+    async def open(self, urls: str, login: ReadLogin) -> None:
+        """Connect. `urls` is comma-separated. `login` returns the options of a `Login`, for each connect.
 
         Raises `StartError` at once if the login is refused, and after ten seconds without an answer.
         """
@@ -132,7 +133,7 @@ class Connection:
         while True:
             self.client = self._new()  # each attempt needs another one
             try:
-                # The driver hangs after a certificate that it does not trust.
+                # A server that accepts connections can answer slowly.
                 async with asyncio.timeout_at(give_up_at):
                     await self.client.connect(
                         [url.strip() for url in urls.split(",")],
@@ -147,13 +148,13 @@ class Connection:
                         disconnected_cb=self._on_disconnected,
                         reconnected_cb=self._on_reconnected,
                         closed_cb=self._on_closed,
-                        **login,
+                        login=login,
                     )
                 break
             except (nats.errors.Error, OSError) as error:
                 reason = self.last_error or str(error) or type(error).__name__
-                if _LOGIN_REFUSED.search(reason):
-                    raise StartError(f"the broker refuses the login (TIMER_NATS_...): {reason}") from error
+                if LOGIN_REFUSED in reason:
+                    raise StartError(f"{reason} (TIMER_NATS_...)") from error
                 if asyncio.get_running_loop().time() >= give_up_at:
                     raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
@@ -210,11 +211,12 @@ class Connection:
         self._outage.record_success()
 
 
-def _check_credentials(path: Path) -> None:
-    """Raise `StartError` unless the file holds credentials. In another file the driver would search forever."""
+def _read_credentials(path: Path) -> RawCredentials:
+    """Return the credentials in a file. Raises `StartError` if it has none: the driver would search forever."""
     name = "TIMER_NATS_CREDENTIALS"
     try:
-        lines = path.read_text("utf-8").splitlines()
+        text = path.read_text("utf-8")
+        lines = text.splitlines()
         if not any("BEGIN NATS USER JWT" in line for line in lines):
             raise StartError(f"{name}: holds no user JWT")
         (begin,) = (index for index, line in enumerate(lines) if "BEGIN USER NKEY SEED" in line)
@@ -224,6 +226,7 @@ def _check_credentials(path: Path) -> None:
     except (ValueError, IndexError) as error:
         raise StartError(f"{name}: holds no nkey seed of a user") from error
     _check_seed(seed, name)
+    return RawCredentials(text)
 
 
 def _check_seed(seed: str, name: str) -> None:

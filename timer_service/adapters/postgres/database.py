@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import asyncpg
 
-from timer_service.adapters.postgres.errors import is_outage, translate_errors
+from timer_service.adapters.postgres.errors import LOGIN_REFUSED, is_outage, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, one_by_one, translate
 from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
@@ -23,6 +23,7 @@ from timer_service.core.values.errors import (
     DatabaseUnavailableError,
     StartError,
 )
+from timer_service.secret_source import SecretSource
 
 log = logging.getLogger(__name__)
 
@@ -198,15 +199,20 @@ class PostgresDatabase:
         self._inserts: dict[str, str] = {}
 
     @classmethod
-    async def open(cls, url: str, *, statement_cache_size: int = 100) -> "PostgresDatabase":
+    async def open(cls, url: str | Callable[[], str], *, statement_cache_size: int = 100) -> "PostgresDatabase":
         """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer.
 
+        `url`: or a function that returns it, such as from a file. It is called in a thread for each new connection.
         `statement_cache_size`: prepared statements per connection. It must be 0 behind a pooler in transaction mode.
         """
+        secrets = SecretSource(url if callable(url) else lambda: url, "the login at the database")
+
+        async def connect(*_: object, **options: Any) -> _Connection:
+            return await _connect(secrets, options)
 
         def create_pool(max_size: int) -> asyncpg.Pool:
             return asyncpg.create_pool(
-                url,
+                connect=connect,
                 min_size=0,  # with 1, a pool whose first connection fails is unusable, and its `close` raises
                 max_size=max_size,
                 timeout=_CONNECT_SECONDS,
@@ -217,7 +223,7 @@ class PostgresDatabase:
 
         work_pool, query_pool = await create_pool(_WORK_CONNECTIONS), await create_pool(_QUERY_CONNECTIONS)
         try:
-            await _connect(work_pool)
+            await _wait_for_server(work_pool)
         except BaseException:
             work_pool.terminate()  # `query_pool` has no connections yet
             raise
@@ -295,18 +301,35 @@ class PostgresDatabase:
         await self._work_pool.close()
 
 
+class LoginRefusedError(DatabaseUnavailableError):
+    """The server has refused the login, or the driver cannot use the URL. The message says which, and the reason."""
+
+
 async def _skip_reset(_connection: _Connection) -> None:
     """Do nothing. All settings are local to a transaction, and asyncpg's own reset costs a round trip."""
 
 
-async def _connect(pool: asyncpg.Pool) -> None:
+async def _connect(secrets: SecretSource[str], options: Mapping[str, Any]) -> _Connection:
+    """Open a connection with the newest URL. Raises `LoginRefusedError` if the server refuses it."""
+    url = await secrets.read()
+    try:
+        connection = await asyncpg.connect(url, **options)
+    except LOGIN_REFUSED as error:
+        raise LoginRefusedError(secrets.refused(f"the database refuses the login: {error}")) from error
+    except asyncpg.ClientConfigurationError as error:  # for example, a file of a certificate is missing
+        raise LoginRefusedError(secrets.refused(f"the URL of the database cannot be used: {error}")) from error
+    secrets.accepted()
+    return connection
+
+
+async def _wait_for_server(pool: asyncpg.Pool) -> None:
     """Wait until the server answers. Raises `StartError` after ten seconds, and at once for any other error."""
     deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
     while True:
         try:
             version = int(await pool.fetchval("SHOW server_version_num")) // 10000
-        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-            raise StartError(f"the database refuses the login (TIMER_DATABASE_URL): {error}") from error
+        except LoginRefusedError as error:
+            raise StartError(f"{error} (TIMER_DATABASE_URL)") from error
         except Exception as error:
             if not is_outage(error) or time.monotonic() > deadline:
                 reason = str(error) or type(error).__name__

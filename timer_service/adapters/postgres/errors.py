@@ -22,10 +22,9 @@ _OUTAGES = (
     asyncpg.OperatorInterventionError,  # stopped, crashed, starting up
     asyncpg.ReadOnlySQLTransactionError,  # the server became a standby
     asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
     asyncpg.PostgresSystemError,
 )
+LOGIN_REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 _WRONG_SETUP = (
     # Missing grants, tables, columns and functions, and columns of wrong types. Statements hold no values of users.
     asyncpg.SyntaxOrAccessError,
@@ -44,7 +43,7 @@ _CONFLICTS = (
 
 def is_outage(error: BaseException) -> bool:
     """Return whether the error is an outage. The caller should wait and retry."""
-    return isinstance(error, _OUTAGES) or (
+    return isinstance(error, _OUTAGES + LOGIN_REFUSED) or (
         # asyncpg raises the same type for a lost connection and for a wrong call.
         isinstance(error, asyncpg.InterfaceError) and any(word in str(error) for word in _LOST_CONNECTION)
     )

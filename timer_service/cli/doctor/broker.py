@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from timer_service.adapters.nats.log import CONSUMER
 from timer_service.adapters.nats.subjects import Subjects, covers
-from timer_service.app.login import nats_login
+from timer_service.app.login import login_options
 from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.lookup import url_without_login
@@ -50,7 +50,7 @@ async def check_broker(config: Config) -> Sequence[Finding | Skew]:
             reconnect_time_wait=0,
             error_cb=remember,
             inbox_prefix=_INBOX_PREFIX,
-            **nats_login(config).options(),
+            **login_options(config),
         )
     except (nats.errors.Error, OSError, StartError) as error:
         reason = errors[-1] if errors else str(error)

@@ -1,18 +1,25 @@
 """The SQLite file that the settings name, and the migrations of a database."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from timer_service.adapters.migrations import APPLIED, Applied, Migration, find_pending
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.zones import zone_rules
 
 _SAFE_VERSION = (3, 51, 3)
+ZONES = (
+    "SELECT zone, zone_rules, COUNT(*) AS count FROM schedules WHERE zone_rules IS NOT NULL GROUP BY 1, 2 ORDER BY 1"
+)
+"""The rules of zones from which the next slots were computed. A database whose schema is at head has them."""
 
 
 def check_sqlite(config: Config) -> Iterator[Finding | Skew]:
@@ -29,7 +36,27 @@ def check_sqlite(config: Config) -> Iterator[Finding | Skew]:
     except sqlite3.Error as error:
         yield Finding("database", Status.FAIL, f"cannot read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
-        yield check_schema(applied, migrations(), automatic=config.auto_migrate)
+        schema = check_schema(applied, migrations(), automatic=config.auto_migrate)
+        yield schema
+        if schema.status is Status.OK:
+            yield from check_zones(_read(config.db_path, ZONES))
+
+
+def check_zones(rows: Iterable[Sequence[object]]) -> Iterator[Finding]:
+    """Check that the next slots were computed from the zone data of this machine. `rows`: the result of `ZONES`."""
+    other = [f"{zone} ({count})" for zone, rules, count in rows if _rules(str(zone)) not in {rules, None}]
+    if other:
+        text = f"next slots were computed from other time zone data than those of this machine: {', '.join(other[:10])}"
+        remedy = "Update the data of all machines, and restart the instances: they compute the slots again and log it."
+        yield Finding("time zones", Status.WARN, text, remedy)
+
+
+def _rules(zone: str) -> str | None:
+    """Return the rules of a zone on this machine; None if it does not know the zone."""
+    try:
+        return zone_rules(zone)
+    except RecurrenceError:
+        return None
 
 
 def check_version(version: tuple[int, ...]) -> Finding:
@@ -51,14 +78,18 @@ def read_applied(path: Path) -> Applied:
     Without a `-wal` file, no process has the database open, and it is read as immutable. Otherwise SQLite would create
     that file, with the owner of this process.
     """
+    try:
+        return {number: (name, checksum) for number, name, checksum in _read(path, APPLIED)}
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return {}
+        raise
+
+
+def _read(path: Path, sql: str) -> list[tuple[Any, ...]]:
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=1)) as connection:
-        try:
-            return {number: (name, checksum) for number, name, checksum in connection.execute(APPLIED)}
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return {}
-            raise
+        return connection.execute(sql).fetchall()
 
 
 def check_schema(applied: Applied, migrations: Sequence[Migration], *, automatic: bool) -> Finding:

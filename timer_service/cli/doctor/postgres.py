@@ -9,8 +9,9 @@ import asyncpg
 
 from timer_service.adapters.migrations import APPLIED, Applied
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
+from timer_service.adapters.postgres.errors import LOGIN_REFUSED
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.database import check_schema
+from timer_service.cli.doctor.database import ZONES, check_schema, check_zones
 from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.config import Config
 
@@ -69,7 +70,7 @@ async def check_postgres(config: Config, url: str) -> Sequence[Finding | Skew]:
                 return await _check_all(connection, config)
         finally:
             await connection.close(timeout=_TIMEOUT_SECONDS)
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+    except LOGIN_REFUSED as error:
         remedy = "Check the user, the password and the database in TIMER_DATABASE_URL."
         return [Finding("database", Status.FAIL, f"refuses the login: {error}", remedy)]
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
@@ -104,9 +105,12 @@ async def _check_tables(connection: _Connection, server: Row, *, automatic: bool
     applied: Applied = {}
     if any(row["name"] == _MIGRATIONS for row in rows):  # else no migration was applied
         applied = {row["number"]: (row["name"], row["checksum"]) for row in await connection.fetch(APPLIED)}
+    pending = len(applied) < len(known)
+    zones = [] if pending or lacking else check_zones([tuple(row) for row in await connection.fetch(ZONES)])
     return [
         check_schema(applied, known, automatic=automatic),
-        check_rights(server, lacking, pending=len(applied) < len(known)),
+        check_rights(server, lacking, pending=pending),
+        *zones,
     ]
 
 

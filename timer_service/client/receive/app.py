@@ -26,12 +26,13 @@ from timer_service.client.receive.runner import Rules, Runner
 from timer_service.client.receive.seen import MemorySeen, SeenStore
 from timer_service.client.receive.subscription import Subscription
 from timer_service.client.timer_client import TimerClient
-from timer_service.sigterm import stop_at_signals
-from timer_service.threads import Threads
+from timer_service.sigterm import at_sigterm
+from timer_service.user_code import UserCode, end_loop
 
 log = logging.getLogger(__name__)
 
 _MOST_CONCURRENCY = 1000
+_CLOSE_SECONDS = 1
 _READ_AHEAD = 2
 """How many deliveries wait for each handler that can run, at most. At a stop they are given back."""
 _SECOND_SIGNAL = "ended by a second signal; the events in progress come again"
@@ -130,7 +131,8 @@ class TimerApp:
     def run(self) -> None:
         """Call handlers until SIGTERM, SIGINT or `stop`, then finish the handlers in progress. Blocks.
 
-        A second signal ends the program at once. Logs to stderr, unless the program has set up logging. Raises
+        A second signal ends the program at once. If handlers hang, the process ends at most 4 s after
+        `shutdown_timeout`. Logs to stderr, unless the program has set up logging. Raises
         `NoAnswerError` if the broker, the stream or a permission is missing at the start.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -147,7 +149,7 @@ class TimerApp:
         if not len(self._handlers):
             raise ValueError("the app must have a handler: see `on_due` and the others")
         consumer = self._consumer._replace(filters=self._handlers.filters())
-        threads = Threads(self._rules.concurrency)
+        code = UserCode(self._rules.concurrency)
         await self._seen.open()
         try:
             async with self._connect() as connection:
@@ -160,7 +162,7 @@ class TimerApp:
                     consumer.key,
                     Parking(connection, consumer.tenant, consumer.name),
                     attempts=self._rules.attempts,
-                    threads=threads,
+                    code=code,
                     takes_all=consumer.stream is not None,
                 )
                 waits_for = ", ".join(source.durable.subjects)
@@ -169,12 +171,13 @@ class TimerApp:
                 try:
                     await Runner(source, self._attempts, self._rules).run(self._stop)
                 finally:
+                    await code.close()
                     await source.close()
         finally:
             self._client = None
             self._begun.clear()
             self._stop.clear()
-            await self._seen.close()
+            await _close(self._seen, code)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -219,5 +222,18 @@ class TimerApp:
         return add
 
     async def _run(self) -> None:
-        with stop_at_signals(self._stop):
-            await self.serve()
+        try:
+            with at_sigterm(self.stop, self._rules.shutdown_timeout.total_seconds()):
+                await self.serve()
+        finally:
+            await end_loop()
+
+
+async def _close(seen: SeenStore, code: UserCode) -> None:
+    """Close a store of the user, which may hang, and end all code of the user."""
+    try:
+        ended = await code.run("the seen store", seen.close, is_async=True, seconds=_CLOSE_SECONDS)
+        if ended is not None and ended.error is not None:
+            raise ended.error
+    finally:
+        await code.close()

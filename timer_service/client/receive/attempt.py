@@ -1,18 +1,17 @@
 """One attempt at an event: what its handler's result leads to."""
 
-import asyncio
 import logging
 import random
 import time
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
-from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater
+from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater, errors_in, leaves_of
 from timer_service.client.events import Event
 from timer_service.client.receive.delivery import LONGEST_DELAY, Delivery, retry_delay
 from timer_service.client.receive.handlers import Handler, Handlers
 from timer_service.client.receive.seen import SeenStore
-from timer_service.threads import Threads
+from timer_service.user_code import UserCode
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Attempts:
         park: Park,
         *,
         attempts: int,
-        threads: Threads,
+        code: UserCode,
         takes_all: bool,
     ) -> None:
         """`takes_all`: the consumer gets events without a handler, because another program reads nothing here."""
@@ -79,7 +78,7 @@ class Attempts:
         self._consumer = consumer
         self._park = park
         self._attempts = attempts
-        self._threads = threads
+        self._code = code
         self._takes_all = takes_all
         self._random = random.Random()  # noqa: S311 - for jitter
         self._failed: dict[str, None] = {}
@@ -122,26 +121,34 @@ class Attempts:
         self.marked.discard(event.id)
         self._calls[event.id] = _Call(event, time.monotonic(), LONG_SECONDS)
         try:
-            await handler.call(event, self._threads)
-        except AlreadyHandled:
-            log.info("%s was handled before", _name(event))
-            return Done()
-        except RetryLater as later:
-            log.info("%s waits for %s: %s", _name(event), later.delay, later)
-            return Hold(later.delay)
-        except PermanentError as error:
-            log.exception("%s failed for good", _name(event))
-            return await self._give_up(delivery, describe(error), attempt)
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            log.exception("%s failed, attempt %d of %d", _name(event), attempt, self._attempts)
-            return await self._fail(delivery, describe(error), attempt)
+            _, error = await handler.call(event, f"the handler of {_name(event)}", self._code)
         finally:
             self._calls.pop(event.id, None)
-        await self._mark(event)
-        return Done()
+        if error is None:
+            await self._mark(event)
+            return Done()
+        return await self._judge(error, delivery, attempt)
+
+    async def _judge(self, error: BaseException, delivery: Delivery, attempt: int) -> Result:
+        """Return what the error of a handler leads to.
+
+        In a group, a `PermanentError` counts first, then the longest `RetryLater`, then other errors.
+        """
+        name = _name(delivery.event)
+        if all(isinstance(each, AlreadyHandled) for each in leaves_of(error)):
+            log.info("%s was handled before", name)
+            return Done()
+        if errors_in(error, PermanentError):
+            log.error("%s failed for good", name, exc_info=error)
+            return await self._give_up(delivery, describe(error), attempt)
+        later = [getattr(each, "delay", None) for each in errors_in(error, RetryLater)]
+        delays = [each for each in later if isinstance(each, timedelta)]  # a class of the user can lack the delay
+        if delays:
+            delay = max(delays)
+            log.info("%s waits for %s: %s", name, delay, describe(error))
+            return Hold(delay)
+        log.error("%s failed, attempt %d of %d", name, attempt, self._attempts, exc_info=error)
+        return await self._fail(delivery, describe(error), attempt)
 
     def log_long(self) -> None:
         """Log each handler that has run for `LONG_SECONDS`, and again each time that its time has doubled."""

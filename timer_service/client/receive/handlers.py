@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -11,7 +10,7 @@ from timer_service.client.checks import check_identifier, optional
 from timer_service.client.convert import read_data
 from timer_service.client.events import Event, JobReady, ScheduleFired
 from timer_service.client.receive.filters import Filter, check_filter
-from timer_service.threads import Threads
+from timer_service.user_code import Ended, UserCode
 
 _NAMES: dict[type[Event], str] = {JobReady: "job_name", ScheduleFired: "schedule_id"}
 """The field that a handler can choose by its value."""
@@ -42,17 +41,9 @@ class Handler(NamedTuple):
             return event
         return replace(event, **{field: read_data(self.data_type, getattr(event, field), f"the {field} of the event")})
 
-    async def call(self, event: Event, threads: Threads) -> None:
-        """Call the function; in a thread if it is not async. Raises its error."""
-        if self.is_async:
-            await self.function(event)
-            return
-        variables = copy_context()
-        value, error = await threads.run(lambda: variables.run(self.function, event), lambda: None)
-        if error is not None:
-            raise error if isinstance(error, Exception) else RuntimeError(f"the handler raised {type(error).__name__}")
-        if inspect.isawaitable(value):  # a function that returns a coroutine, such as a partial of an async one
-            await value
+    async def call(self, event: Event, name: str, code: UserCode) -> Ended:
+        """Call the function; in a thread if it is not async. Return how it ended. `name` says what runs."""
+        return await code.run(name, self.function, event, is_async=self.is_async) or Ended()
 
 
 class Handlers:

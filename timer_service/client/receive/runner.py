@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from timer_service.client.receive.attempt import Attempts, Done, Failed, Result
 from timer_service.client.receive.delivery import Arrival, Delivery, judge
+from timer_service.user_code import end_tasks
 from timer_service.watchdog import watch_loop
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 _MOST_HELD = 1000
 _MOST_HELD_BYTES = 16 * 1024 * 1024
 """With `in_order`: how many events wait here for others with the same key, at most."""
-_END_SECONDS = 2
 _BLOCKED = (
     "all handlers of this app wait, and no event is renewed: after ack_wait, another process gets those in progress"
 )
@@ -221,9 +221,7 @@ class Runner:
         hung = set(self._tasks)
         if hung:
             log.warning("%d handlers have not ended; their events come again", len(hung))
-            for task in hung:
-                task.cancel()
-            await asyncio.wait(hung, timeout=_END_SECONDS)
+            await end_tasks(hung)
 
     async def _renew(self) -> None:
         """Renew the deliveries that are not settled, in their order, and log handlers that take long. Never ends."""

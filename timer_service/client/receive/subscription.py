@@ -15,6 +15,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
+from timer_service.client.calls import check_connected
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.events import Event, read_event
@@ -171,8 +172,7 @@ class Subscription:
         self._session += 1
         self._broken.clear()
         client = self._connection.client
-        if not client.is_connected:
-            raise NoAnswerError("not connected to the broker")
+        check_connected(client)
         await self.durable.ensure()
         self._inbox = client.new_inbox()
         self._expected = 0

@@ -12,9 +12,14 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.message import Position
 from timer_service.schedules.backfills import Backfill, BackfillKey
-from timer_service.schedules.calendar.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
-from timer_service.schedules.store import LONGEST_DELAY_MS, dump_spec, read_spec
+from timer_service.schedules.store import (
+    LONGEST_DELAY_MS,
+    dump_spec,
+    read_recurrence,
+    read_spec,
+    recurrence_columns,
+)
 from timer_service.schedules.store import key_of as schedule_key_of
 
 TABLE = "schedule_backfills"
@@ -26,7 +31,7 @@ _PLAIN = (
 _WITHOUT_DATA = (
     *_KEY,
     *_PLAIN,
-    *("cron", "every_ms", "zone", "start_at", "end_at", "start"),
+    *("cron", "every_ms", "calendar", "zone", "start_at", "end_at", "start"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
 )
 _COLUMNS = (*_WITHOUT_DATA, "data")
@@ -98,7 +103,7 @@ def read_backfill(row: Row) -> Backfill:
     """Return the backfill in a row of `schedule_backfills`, without its data."""
     return Backfill(
         key=key_of(row),
-        recurrence=Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"]),
+        recurrence=read_recurrence(row),
         start=read_spec(row["start"]),
         cause=read_cause(row),
         **{name: row[name] for name in _PLAIN},
@@ -109,7 +114,7 @@ def _parameters(backfill: Backfill) -> Mapping[str, Any]:
     return {
         **backfill.key._asdict(),
         **{name: getattr(backfill, name) for name in _PLAIN},
-        **backfill.recurrence._asdict(),
+        **recurrence_columns(backfill.recurrence),
         "start": dump_spec(backfill.start),
         "data": backfill.data,
         **cause_columns(backfill.cause),

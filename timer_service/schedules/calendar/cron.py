@@ -5,10 +5,13 @@ module that imports cronsim. cronsim parses an expression and searches on dateti
 """
 
 import re
-from datetime import datetime, timedelta
+from calendar import monthrange
+from datetime import date, datetime, timedelta
+from functools import lru_cache
 
 from cronsim import CronSim
 
+from timer_service.schedules.calendar.dialects import WEEKDAYS, advise, advise_field, advise_order
 from timer_service.schedules.calendar.errors import RecurrenceError
 
 MAX_LENGTH = 200
@@ -27,42 +30,66 @@ _FIELDS = {  # the fields in their order, and the values that each allows
     "second": "0 to 59",
     "minute": "0 to 59",
     "hour": "0 to 23",
-    "day of month": "1 to 31, L (the last day), LW (the last day from Monday to Friday)",
+    "day of month": "1 to 31, L (the last day), L-3 (three days before), LW (the last day from Monday to Friday), "
+    "LW-1 (the one before), 15W (the day from Monday to Friday nearest to the 15th)",
     "month": "1 to 12, JAN to DEC",
     "day of week": "0 to 7 (0 and 7 are Sunday), SUN to SAT, MON#2 (the second Monday), 5L (the last Friday)",
 }
 _SYNTAX = "lists (`1,2`), ranges that go up (`22-23,0-2`, not `22-2`) and steps (`*/2`)"
-_FORMS = (  # whole expressions that other programs accept: the form, and the remedy
-    (r"@REBOOT\b.*", "`@reboot` is not supported; write the times at which the schedule fires instead"),
-    (r"@EVERY\b.*", "`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M"),
-    (r"@NOON\b.*", "`@noon` is not supported; write `0 12 * * *` instead"),
-    (r"@.*", f"this name is not known; write {', '.join(map(str.lower, _ALIASES))} or five fields"),
-    (r"(CRON_)?TZ=.*", "the expression names a zone; write the field `zone` instead"),
-    (r"(\S+ ){6}\S+", "the expression has seven fields; leave out the year, and write `startAt` and `endAt` instead"),
-)
-_HINTS = (  # fields that other programs accept: the field, the form, and the remedy
-    ("", r".*\?.*", "`?` is not supported; write `*` instead"),
-    ("", r".*/0(?!\d).*", "a step is at least 1; write `*` for every value, or `*/2` for every second one"),
-    ("day of month", r".*\dW.*", "`W` is not supported; write `LW` for the last day from Monday to Friday"),
-    ("day of week", r"L", "`L` needs a day; write `6` for Saturday, or `6L` for the last Saturday of the month"),
-    (
-        "day of week",
-        r".*\w-(SUN|0)(?!\d).*",
-        "write 7 for Sunday at the end of a range, and numbers, such as `5-7` for FRI-SUN",
-    ),
-    ("day of week", r".*[A-Z]{3}L.*", "write the day before `L` as a number, such as `5L` for the last Friday"),
-)
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
-_STEPPED_RANGE = re.compile(r"(?<![^ ,])(\w+)-(\w+)/[1-9]\d*(?![^ ,])")
-_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_STEPPED_RANGE = re.compile(r"(?<![^ ,])(\d+|[A-Z]{3})-(\d+|[A-Z]{3})/[1-9]\d*(?![^ ,])")
+_DAY_FORM = re.compile(r"(?P<day>[1-9]|[12]\d|3[01])W|L-(?P<days>[1-9]|[12]\d|30)|LW-(?P<weekdays>[1-9]|1\d)")
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _VALUES = {
-    name: str(value) for names, first in ((_WEEKDAYS, 0), (_MONTHS, 1)) for value, name in enumerate(names, first)
+    name: str(value) for names, first in ((WEEKDAYS, 0), (_MONTHS, 1)) for value, name in enumerate(names, first)
 }
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
 _SECOND = timedelta(seconds=1)
 _LAST = (datetime(9999, 12, 31, 23, 59, 59) - _EPOCH) // _SECOND  # noqa: DTZ001 - a wall clock has no zone
 _QUOTED = 40
+_FRIDAY, _SATURDAY = 4, 5
+
+
+class _Search(CronSim):
+    """A search of cronsim with three more forms of days, as `_DAY_FORM`."""
+
+    def __init__(self, cron: str, begin: datetime, reverse: bool = False) -> None:  # noqa: FBT001, FBT002 - cronsim's
+        fields = _with_second(cron)
+        terms = fields[3].split(",")
+        self._forms = [term for term in terms if _DAY_FORM.fullmatch(term)]
+        others = [term for term in terms if term not in self._forms]
+        begins_with_star = any(field.startswith("*") for field in fields[3::2])
+        super().__init__(" ".join([*fields[:3], ",".join(others) or "1", *fields[4:]]), begin, reverse)
+        self.day_and = begins_with_star
+        if not others:
+            self.days = set()
+
+    def match_dom(self, d: date) -> bool:
+        """Return whether the day of the month matches."""
+        return super().match_dom(d) or any(_day_of(form, d.year, d.month) == d.day for form in self._forms)
+
+
+@lru_cache(maxsize=1024)
+def _day_of(form: str, year: int, month: int) -> int | None:
+    """Return the day of a month that a form names, or None if the month does not have it."""
+    last = monthrange(year, month)[1]
+    found = _DAY_FORM.fullmatch(form)
+    assert found is not None  # noqa: S101 - `_Search` passes no other text
+    if found["days"]:
+        day = last - int(found["days"])
+        return day if day > 0 else None
+    if found["weekdays"]:
+        weekdays = [day for day in range(last, 0, -1) if date(year, month, day).weekday() <= _FRIDAY]
+        return weekdays[int(found["weekdays"])]
+    day = int(found["day"])
+    if day > last:
+        return None
+    weekday = date(year, month, day).weekday()
+    if weekday == _SATURDAY:
+        return day - 1 if day > 1 else day + 2
+    if weekday > _SATURDAY:
+        return day + 1 if day < last else day - 2
+    return day
 
 
 def parse_cron(text: str) -> str:
@@ -77,12 +104,19 @@ def parse_cron(text: str) -> str:
         raise _invalid("the expression has characters that are not ASCII; write digits, English names and `* , - / #`")
     words = " ".join(text.upper().split())
     cron = _STEPPED_RANGE.sub(_without_step, _LEADING_ZEROS.sub("", _ALIASES.get(words, words)))
-    _check_form(cron)
+    if advice := advise(cron, _is_valid):
+        raise _invalid(advice)
+    _check_count(cron)
     try:
-        parsed = CronSim(cron, _EPOCH)
-    except Exception as error:  # whatever the parser raises
         for name, field in zip(_FIELDS, _with_second(cron), strict=True):
             _check_field(name, field)
+    except RecurrenceError as error:
+        if advice := advise_order(cron, _is_valid):
+            raise _invalid(advice) from error
+        raise
+    try:
+        parsed = _Search(cron, _EPOCH)
+    except Exception as error:  # whatever the parser raises
         raise _never_fires(cron) from error  # each field is valid by itself
     if next(parsed, None) is None:  # no match in 50 years; every date with every weekday comes again within 40
         raise _never_fires(cron)
@@ -116,7 +150,7 @@ def _search(cron: str, second: int, *, reverse: bool) -> int | None:
     if reverse:  # cronsim searches before `begin`, so a later one includes the second itself
         begin += timedelta(microseconds=1)
     try:
-        search = CronSim(cron, begin, reverse)
+        search = _Search(cron, begin, reverse)
     except Exception as error:
         raise _invalid(f"{cron[:_QUOTED]!r} cannot be read by this version of the service; write it again") from error
     try:
@@ -140,11 +174,16 @@ def _without_step(stepped: re.Match[str]) -> str:
     return first if _VALUES.get(first, first) == _VALUES.get(last, last) else stepped[0]
 
 
-def _check_form(cron: str) -> None:
-    """Raise `RecurrenceError` if an expression has a form of other programs, or the wrong number of fields."""
-    for form, remedy in _FORMS:
-        if re.fullmatch(form, cron):
-            raise _invalid(remedy)
+def _is_valid(cron: str) -> bool:
+    """Return whether an expression in the stored form can be written here."""
+    try:
+        return parse_cron(cron) == cron
+    except RecurrenceError:
+        return False
+
+
+def _check_count(cron: str) -> None:
+    """Raise `RecurrenceError` if an expression has the wrong number of fields."""
     if (count := len(cron.split())) not in (len(_FIELDS) - 1, len(_FIELDS)):
         names = ", ".join(list(_FIELDS)[1:])
         raise _invalid(f"write five fields ({names}), or six with the second first; this expression has {count}")
@@ -152,12 +191,11 @@ def _check_form(cron: str) -> None:
 
 def _check_field(name: str, field: str) -> None:
     """Raise `RecurrenceError` if a field has a form of other programs, or is invalid in an expression of its own."""
-    for only_in, form, remedy in _HINTS:
-        if only_in in ("", name) and re.fullmatch(form, field):
-            raise _invalid(f"the field {name} is {field[:_QUOTED]!r}; {remedy}")
+    if advice := advise_field(name, field):
+        raise _invalid(f"the field {name} is {field[:_QUOTED]!r}; {advice}")
     alone = " ".join(field if each == name else "*" for each in _FIELDS)
     try:
-        CronSim(alone, _EPOCH)
+        _Search(alone, _EPOCH)
     except Exception as error:  # whatever the parser raises
         raise _invalid(
             f"the field {name} is {field[:_QUOTED]!r}; it allows `*`, {_FIELDS[name]}, and {_SYNTAX}"

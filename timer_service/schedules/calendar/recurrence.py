@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from timer_service.core.values.duration import DAY, SECOND
 from timer_service.core.values.instant import LATEST
+from timer_service.schedules.calendar import interval
 from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at
+from timer_service.schedules.calendar.interval import CalendarInterval
+from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at, zone_rules
 
 _HORIZON = 50 * 366 * DAY // SECOND
 """How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
@@ -23,7 +25,7 @@ _LARGEST_OFFSET = 2 * DAY // SECOND
 
 
 class Recurrence(NamedTuple):
-    """The definition of slots: `cron` in a zone, or `every_ms` from `start_at` (or 1970) on.
+    """The definition of slots: `cron` or `calendar` in a zone, or `every_ms` from `start_at` (or 1970) on.
 
     Slots are in [`start_at`, `end_at`).
     """
@@ -33,11 +35,15 @@ class Recurrence(NamedTuple):
     zone: str = "UTC"
     start_at: int | None = None
     end_at: int | None = None
+    calendar: CalendarInterval | None = None
 
     @property
     def first(self) -> int:
-        """The first instant at which a slot may be."""
-        return self.start_at or 0
+        """An instant before which no slot is."""
+        start_at = self.start_at or 0
+        if self.calendar is None:
+            return start_at
+        return max(start_at, (interval.anchor_second(self.calendar) - _LARGEST_OFFSET) * SECOND)
 
     @property
     def last(self) -> int:
@@ -49,6 +55,7 @@ def parse_recurrence(
     *,
     cron: str | None,
     every: int | None,
+    calendar: CalendarInterval | None = None,
     zone: str | None = None,
     start_at: int | None = None,
     end_at: int | None = None,
@@ -57,12 +64,11 @@ def parse_recurrence(
 
     Raises `RecurrenceError` with the code INVALID_CRON, UNKNOWN_ZONE, NEVER_FIRES or INVALID_PAYLOAD.
     """
-    if (cron is None) == (every is None):
-        raise RecurrenceError("INVALID_PAYLOAD", "cron", "write either `cron` or `every`, and not both")
+    if [cron, every, calendar].count(None) != 2:  # noqa: PLR2004 - two of three
+        raise RecurrenceError("INVALID_PAYLOAD", "cron", "write one of `cron`, `every` and `calendar`")
     if every is not None and zone is not None:
-        raise RecurrenceError(
-            "INVALID_PAYLOAD", "zone", "`every` is elapsed time and has no zone; leave out `zone`, or write `cron`"
-        )
+        text = "`every` is elapsed time and has no zone; leave out `zone`, or write `calendar` or `cron`"
+        raise RecurrenceError("INVALID_PAYLOAD", "zone", text)
     if zone is not None:
         check_zone(zone)
     recurrence = Recurrence(
@@ -71,6 +77,7 @@ def parse_recurrence(
         zone=zone or "UTC",
         start_at=start_at,
         end_at=end_at,
+        calendar=calendar,
     )
     _check_fires(recurrence)
     return recurrence
@@ -79,7 +86,8 @@ def parse_recurrence(
 def _check_fires(recurrence: Recurrence) -> None:
     """Raise `RecurrenceError` (NEVER_FIRES) if no slot is in [`start_at`, `end_at`), whatever the time."""
     if recurrence.first > recurrence.last:
-        start = "1970-01-01T00:00:00Z" if recurrence.start_at is None else "`startAt`"
+        starts = ("`startAt`", recurrence.start_at), ("the anchor", recurrence.calendar)
+        start = next((name for name, value in starts if value is not None), "1970-01-01T00:00:00Z")
         raise RecurrenceError("NEVER_FIRES", "endAt", f"`endAt` must be later than {start}")
     if next_slot(recurrence, recurrence.first - 1) is None:
         end = "" if recurrence.end_at is None else " and before `endAt`"
@@ -98,6 +106,29 @@ def next_slot(recurrence: Recurrence, after: int) -> int | None:
         return None
     slot = _first_slot(recurrence, first)
     return slot if slot is not None and slot <= recurrence.last else None
+
+
+def zone_rules_of(recurrence: Recurrence) -> str | None:
+    """Return the hash of the rules on which the slots depend; None if they depend on no zone.
+
+    Raises `RecurrenceError` if this instance does not know the zone.
+    """
+    return zone_rules(recurrence.zone) if recurrence.every_ms is None else None
+
+
+def wall_of(recurrence: Recurrence, slot: int) -> int | None:
+    """Return what the clocks show at a slot of fixed times, as if it was UTC; None for other recurrences.
+
+    Times of a wildcard, and of `every`, may come again: each is a slot.
+    """
+    if recurrence.every_ms is not None or not _is_fixed(recurrence):
+        return None
+    return slot + stretch_at(recurrence.zone, slot // SECOND).offset * SECOND
+
+
+def after_wall(recurrence: Recurrence, after: int, wall: int) -> int:
+    """Return the last instant, not before `after`, at which the clocks do not show a later time than `wall`."""
+    return max(after, wall - stretch_at(recurrence.zone, after // SECOND).offset * SECOND)
 
 
 def slots_between(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
@@ -143,28 +174,47 @@ def _first_slot(recurrence: Recurrence, first: int) -> int | None:
     if recurrence.every_ms is not None:
         return first + (recurrence.first - first) % recurrence.every_ms  # Python's remainder is not negative
     first_second = -(-first // SECOND)  # rounded up
-    return _first_cron_slot(recurrence.cron or "", recurrence.zone, first_second)
+    return _first_wall_slot(recurrence, first_second)
 
 
 def _last_slot(recurrence: Recurrence, last: int) -> int | None:
     """Return the last slot up to `last`, without regard to the start."""
     if recurrence.every_ms is not None:
         return last - (last - recurrence.first) % recurrence.every_ms
-    return _last_cron_slot(recurrence.cron or "", recurrence.zone, last // SECOND)
+    return _last_wall_slot(recurrence, last // SECOND)
 
 
-def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
+def _first_match(recurrence: Recurrence, wall: int) -> int | None:
+    """Return the first wall second from `wall` on that matches `calendar` or `cron`."""
+    if recurrence.calendar is not None:
+        return interval.first_match(recurrence.calendar, wall)
+    return first_match(recurrence.cron or "", wall)
+
+
+def _last_match(recurrence: Recurrence, wall: int) -> int | None:
+    """Return the last wall second up to `wall` that matches `calendar` or `cron`."""
+    if recurrence.calendar is not None:
+        return interval.last_match(recurrence.calendar, wall)
+    return last_match(recurrence.cron or "", wall)
+
+
+def _is_fixed(recurrence: Recurrence) -> bool:
+    """Return whether the wall seconds are fixed times, which are moved out of a gap, and come once in an overlap."""
+    return recurrence.calendar is not None or is_fixed(recurrence.cron or "")
+
+
+def _first_wall_slot(recurrence: Recurrence, second: int) -> int | None:
     """Return the first slot from a second on, or None. Each stretch of the zone is searched until a match is in it."""
-    fixed = is_fixed(cron)
+    fixed = _is_fixed(recurrence)
     horizon = min(second + _HORIZON, LAST_SECOND)
     searched, match = 0, None  # `match` is the first match from the wall second `searched` on
     while second <= horizon:
-        stretch = stretch_at(zone, second)
+        stretch = stretch_at(recurrence.zone, second)
         wall = _first_wall(stretch, fixed=fixed)
         if second > stretch.start:
             wall = max(wall, second + stretch.offset)
         if match is None or not searched <= wall <= match:
-            searched, match = wall, first_match(cron, wall)
+            searched, match = wall, _first_match(recurrence, wall)
         if match is None:
             return None
         if match < stretch.end + stretch.offset:
@@ -175,16 +225,16 @@ def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
     return None
 
 
-def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
-    """Return the last slot up to a second, or None, in the same way as `_first_cron_slot`."""
-    fixed = is_fixed(cron)
+def _last_wall_slot(recurrence: Recurrence, second: int) -> int | None:
+    """Return the last slot up to a second, or None, in the same way as `_first_wall_slot`."""
+    fixed = _is_fixed(recurrence)
     horizon = max(second - _HORIZON, 0)
     searched, match = 0, None  # `match` is the last match up to the wall second `searched`
     while second >= horizon:
-        stretch = stretch_at(zone, second)
+        stretch = stretch_at(recurrence.zone, second)
         wall = second + stretch.offset
         if match is None or not match <= wall <= searched:
-            searched, match = wall, last_match(cron, wall)
+            searched, match = wall, _last_match(recurrence, wall)
         if match is None:
             return None
         if match >= _first_wall(stretch, fixed=fixed):

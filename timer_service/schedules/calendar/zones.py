@@ -1,9 +1,14 @@
 """Time zones: their names, and the stretches of time in which a zone has one offset. Pure, but for the zone data."""
 
+import hashlib
+import re
+import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -18,6 +23,26 @@ _DAY = 86_400
 _LAST_YEAR = 9999
 _LONGEST_NAME = 64
 _QUOTED = 40
+_LONGEST_ABBREVIATION = 5
+_OFFSET = re.compile(
+    r"((?P<posix>ETC/GMT)|(ETC/)?(UTC|GMT|UT)?) ?(?P<sign>[+-])(?P<hours>\d\d?)(:?(?P<minutes>\d\d))?", re.ASCII
+)
+_WITHOUT_SUMMER_TIME = frozenset({"EST", "MST"})
+_ABBREVIATIONS = {  # the places that are meant most often
+    "EST": ("America/New_York", "America/Panama (UTC-5 all year)"),
+    "MST": ("America/Denver", "America/Phoenix (UTC-7 all year)"),
+    **dict.fromkeys(("PST", "PDT"), ("America/Los_Angeles",)),
+    "EDT": ("America/New_York",),
+    "CDT": ("America/Chicago",),
+    "MDT": ("America/Denver",),
+    "CST": ("America/Chicago", "Asia/Shanghai"),
+    "BST": ("Europe/London",),
+    **dict.fromkeys(("CEST", "MEZ", "MESZ"), ("Europe/Berlin",)),
+    "IST": ("Asia/Kolkata", "Europe/Dublin", "Asia/Jerusalem"),
+    "JST": ("Asia/Tokyo",),
+    "AEST": ("Australia/Sydney", "Australia/Brisbane"),
+    "Z": ("UTC",),
+}
 
 
 class Stretch(NamedTuple):
@@ -34,8 +59,11 @@ class Stretch(NamedTuple):
 
 
 def check_zone(name: str) -> None:
-    """Raise `RecurrenceError` (UNKNOWN_ZONE) if the time zone data of this instance does not have the IANA name."""
-    if name not in _names():
+    """Raise `RecurrenceError` (UNKNOWN_ZONE) if the time zone data of this instance does not have the IANA name.
+
+    EST and MST are refused too: they have no summer time, unlike the clocks of almost all places that are meant.
+    """
+    if name not in _names() or name in _WITHOUT_SUMMER_TIME:
         raise _unknown(name)
 
 
@@ -48,13 +76,30 @@ def stretch_at(zone: str, second: int) -> Stretch:
     return next(each for each in _stretches_of_year(zone, year) if second < each.end)
 
 
+@cache
+def zone_rules(zone: str) -> str:
+    """Return a hash of the data of a zone, as this process uses them. Equal hashes mean equal slots.
+
+    Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
+    """
+    _load(zone)  # it also checks the name
+    paths = (Path(folder, zone) for folder in zoneinfo.TZPATH)
+    found = next((path for path in paths if path.is_file()), None)
+    data = files("tzdata").joinpath("zoneinfo", zone) if found is None else found
+    return hashlib.blake2b(data.read_bytes(), digest_size=8).hexdigest()
+
+
+def _load(zone: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise _unknown(zone) from error
+
+
 @lru_cache(maxsize=2048)  # computing one takes 0.3 ms
 def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
     """Return the stretches of a zone in a year (UTC)."""
-    try:
-        info = ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise _unknown(zone) from error
+    info = _load(zone)
     return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
 
 
@@ -109,6 +154,8 @@ def _names() -> frozenset[str]:
 def _unknown(name: str) -> RecurrenceError:
     near = _nearest(name)
     remedy = f"write {' or '.join(near)} instead" if near else "write an IANA name such as Europe/Berlin instead"
+    if found := _OFFSET.fullmatch(name.upper()):
+        return RecurrenceError("UNKNOWN_ZONE", "zone", f"{name[:_QUOTED]!r} is an offset; {_advise_offset(found)}")
     text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows ({zone_data()}); {remedy}"
     return RecurrenceError("UNKNOWN_ZONE", "zone", text)
 
@@ -118,6 +165,24 @@ def _nearest(name: str) -> tuple[str, ...]:
     """Return at most three known names that look like a name."""
     if len(name) > _LONGEST_NAME:
         return ()
+    if (meant := _ABBREVIATIONS.get(name.upper())) is not None:
+        return meant
     lower = name.lower()
     known = {each.lower(): each for each in sorted(_names())}
-    return (known[lower],) if lower in known else tuple(known[each] for each in get_close_matches(lower, known, 3))
+    if lower in known:
+        return (known[lower],)
+    # Another abbreviation or offset means another time, however near its name is.
+    is_place = "/" in name or (len(name) > _LONGEST_ABBREVIATION and not lower.endswith("standard time"))
+    has_number = any(each.isdigit() for each in name)
+    return tuple(known[each] for each in get_close_matches(lower, known, 3)) if is_place and not has_number else ()
+
+
+def _advise_offset(found: re.Match[str]) -> str:
+    """Return what to write instead of an offset from UTC."""
+    east = int(found["hours"]) * (-1 if found["sign"] == "-" else 1)
+    if found["posix"]:
+        east = -east
+    name = "UTC" if east == 0 else f"Etc/GMT{-east:+}"
+    if int(found["minutes"] or 0) or name not in _names():
+        return "write the IANA name of a place, such as Asia/Kolkata"
+    return f"write the IANA name of a place, or {name} for UTC{east:+} all year (the sign of these names is reversed)"

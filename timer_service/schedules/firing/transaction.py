@@ -17,7 +17,7 @@ from timer_service.schedules.events import ended_event
 from timer_service.schedules.firings import Firing, Start, fire
 from timer_service.schedules.messages import FiringCause, Status
 from timer_service.schedules.room import Room
-from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.schedule import Key, Schedule, has_old_rules
 from timer_service.schedules.slot_worker import Done
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ class LeftToOthers:
         left = {due for due, at in self._met.items() if now - at < self._leave_ms}
         return [row for row in rows if _due(row) not in left] if left else list(rows)
 
-    def leave(self, row: Row, error: Exception, now: int) -> bool:
-        """Leave a schedule that cannot be computed to others for ten seconds. Return False if they have had these."""
+    def leave(self, row: Row, reason: str, now: int) -> bool:
+        """Leave a schedule to others for ten seconds. Return False if they have had these."""
         if now - self._met.setdefault(_due(row), now) >= self._leave_ms:
             return False
-        about = {"tenant": row["tenant_id"], "schedule_id": row["schedule_id"], "reason": error_text(error)}
-        log.warning("this instance cannot compute a schedule; leaving it to others", extra=about)
+        about = {"tenant": row["tenant_id"], "schedule_id": row["schedule_id"], "reason": reason}
+        log.warning("leaving a schedule to other instances", extra=about)
         return True
 
 
@@ -118,9 +118,13 @@ async def _decide(rows: Sequence[Row], to_others: LeftToOthers, done: FiredSched
         slots = 0
         try:
             schedule = store.read_schedule(row)
+            if has_old_rules(schedule) and to_others.leave(row, "its slot has other rules of the time zone", now):
+                done.left += 1
+                room.use(tenant, slots, size, cost)
+                continue
             decision = await room.compute(tenant, decide_in_steps(schedule, now, most))
         except Exception as error:  # noqa: BLE001 - a damaged row, or whatever the parser or the zone data raise
-            if to_others.leave(row, error, now):
+            if to_others.leave(row, error_text(error), now):
                 done.left += 1
             else:
                 done.failed.append(Failed(store.key_of(row), error))

@@ -15,6 +15,7 @@ from timer_service.core.service.slice import Parts
 from timer_service.core.service.workflow_start import StartWorkflows
 from timer_service.schedules import store
 from timer_service.schedules.firing.transaction import FiredSchedules, LeftToOthers, fire_schedules
+from timer_service.schedules.firing.zones import ZoneScan
 from timer_service.schedules.room import MOST_SLOTS
 from timer_service.schedules.slot_worker import FiringGate, SlotTransactions
 from timer_service.schedules.store import SCHEDULES
@@ -35,6 +36,7 @@ class FiringWorker:
         self._rows = DueRows(SCHEDULES)
         self._over = parts.allowances.over
         self._gate = FiringGate(parts)
+        self._zones = ZoneScan(parts.database)
         self._left = 0
         """How many schedules were left to other instances since these got a hint."""
         self._hint = partial(parts.broker.hint, LOOP)
@@ -56,13 +58,14 @@ class FiringWorker:
         """
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
+        zones_at = await self._zones.step(now)
         handled = await self._transactions.run(partial(self._select, now=now), now)
         if self._left:
             self._left = 0
             await self._hint(now)
         at = await self._rows.next_available(self._database.reader)
         if at is None or at > now:
-            return Pass(handled, at)
+            return Pass(handled, min((each for each in (at, zones_at) if each is not None), default=None))
         return Pass(handled, now if handled else now + _PAUSE_MS)
 
     async def _select(self, tx: Transaction, now: int) -> Sequence[Row]:

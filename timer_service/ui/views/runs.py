@@ -118,7 +118,12 @@ def _counts(counts: Mapping[str, int], jobs: Sequence[Mapping[str, Any]]) -> Map
 def _commands(run: Mapping[str, Any]) -> dict[str, str]:
     """Return the commands that make sense for a run, by what they do."""
     key = (run["tenantId"], run["runId"])
-    return {"Cancel it": command("runs", "cancel", *key)} if run["status"] == RunStatus.RUNNING else {}
+    of_status = {
+        RunStatus.RUNNING: {"Cancel it": command("runs", "cancel", *key)},
+        RunStatus.FAILED: {"Run the failed jobs again": command("runs", "retry", *key)},
+        RunStatus.CANCELLED: {"Run the cancelled jobs again": command("runs", "retry", *key)},
+    }
+    return of_status.get(run["status"], {})
 
 
 RUNS = main_view("runs", "Runs", _SHOW_LIST, "tenant", "status", "cursor", "after")

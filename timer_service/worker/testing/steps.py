@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from timer_service.threads import Threads
+from timer_service.user_code import UserCode
 from timer_service.worker.context import current_step, variables_of_step
 from timer_service.worker.errors import NotInWorkflowError
 from timer_service.worker.names import name_of
@@ -14,7 +15,13 @@ from timer_service.worker.values import Effect, StepCall
 _MOST_THREADS = 100
 
 
+_attempt: ContextVar[object] = ContextVar("timer_service_simulated_attempt")
+_TURNS = 4
+"""In so many turns of the event loop, code that was cancelled has ended, if it awaits nothing more."""
+
+
 class _Running(NamedTuple):
+    id: object
     attempt: "asyncio.Task[Attempt]"
     ends_at: int | None
     """When its timeout is over."""
@@ -23,7 +30,7 @@ class _Running(NamedTuple):
 
 class _Sleeper(NamedTuple):
     at: int
-    key: str
+    attempt_id: object
     woken: "asyncio.Future[None]"
 
 
@@ -35,25 +42,30 @@ class SimulatedSteps:
         self._running: dict[str, _Running] = {}
         self._sleepers: list[_Sleeper] = []
         self._changed = asyncio.Event()
-        self._threads = Threads(_MOST_THREADS)
+        self._code = UserCode(_MOST_THREADS, patience=0)
+        self._has_stopped = False
+        """Whether attempts were stopped that may not have ended."""
 
     def begin(self, effect: Effect, now: int) -> None:
         """Begin an attempt of a step, or of its stand-in."""
         assert effect.call is not None  # noqa: S101 - only a step has a call
         call = self._stand_in(effect.key, effect.call)
-        variables = variables_of_step(effect.key, call.variables)
-        attempt = asyncio.get_running_loop().create_task(run_attempt(call, self._threads), context=variables)
+        variables, attempt_id = variables_of_step(effect.key, call.variables), object()
+        variables.run(_attempt.set, attempt_id)
+        running = run_attempt(call, f"the step {effect.key}", self._code)
+        attempt = asyncio.get_running_loop().create_task(running, context=variables)
         attempt.add_done_callback(lambda _: self._changed.set())
         timeout = effect.call.timeout
         ends_at = None if timeout is None else now + round(timeout * 1000)
-        self._running[effect.key] = _Running(attempt, ends_at, timeout)
+        self._running[effect.key] = _Running(attempt_id, attempt, ends_at, timeout)
 
     def stop(self, keys: Iterable[str]) -> None:
         """Stop the attempts of steps, and forget them. An attempt that has ended is only forgotten."""
         for key in keys:
             if (running := self._running.pop(key, None)) is not None:
                 running.attempt.cancel()
-                self._sleepers = [each for each in self._sleepers if each.key != key]
+                self._has_stopped = True
+                self._sleepers = [each for each in self._sleepers if each.attempt_id is not running.id]
 
     def next_at(self) -> int | None:
         """Return when the next attempt goes on or times out."""
@@ -62,17 +74,23 @@ class SimulatedSteps:
         return min(instants, default=None)
 
     async def sleep(self, until: int) -> None:
-        """Sleep in simulated time."""
+        """Sleep in simulated time. In an attempt that was stopped, the sleep does not end."""
         key = current_step()
         if key is None:
             raise NotInWorkflowError("SimulatedWorkflow.sleep is for steps: use ctx.sleep in the workflow function")
-        sleeper = _Sleeper(until, key, asyncio.get_running_loop().create_future())
-        self._sleepers.append(sleeper)
-        self._changed.set()
+        running, attempt_id = self._running.get(key), _attempt.get()
+        sleeper = _Sleeper(until, attempt_id, asyncio.get_running_loop().create_future())
+        if running is not None and running.id is attempt_id:
+            self._sleepers.append(sleeper)
+            self._changed.set()
         await sleeper.woken
 
     async def settle(self, now: int) -> list[tuple[str, Attempt]]:
         """Run the attempts until each has ended or sleeps for longer. Return those that have ended."""
+        if self._has_stopped:
+            self._has_stopped = False
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
         self._wake(now)
         while self._has_active():
             self._changed.clear()
@@ -94,8 +112,8 @@ class SimulatedSteps:
 
     def _has_active(self) -> bool:
         """Return whether an attempt neither sleeps nor has ended."""
-        asleep = {each.key for each in self._sleepers}
-        return any(key not in asleep and not each.attempt.done() for key, each in self._running.items())
+        asleep = {each.attempt_id for each in self._sleepers}
+        return any(each.id not in asleep and not each.attempt.done() for each in self._running.values())
 
     def _stand_in(self, key: str, call: StepCall) -> StepCall:
         """Return what an attempt calls: the step or its stand-in. `settle` simulates the timeout."""
