@@ -68,7 +68,8 @@ async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: 
         assert lines[3:7] == ["created active", "paused", "resumed", "deleted"]
         types = [line.split()[0] for line in lines[7:-1]]
         assert (types[-1], {*types[:-1]}) == ("ScheduleEnded", {"ScheduleFired"})
-        assert lines[-1].startswith("INVALID_CRON [{'path': 'payload.cron', 'reason': \"the field day of week is '?'")
+        reason = "`?` is not supported; write `0 9 * * *`"
+        assert lines[-1] == f"INVALID_CRON {[{'path': 'payload.cron', 'reason': reason}]}"
 
 
 SHELL = {

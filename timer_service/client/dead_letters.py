@@ -243,7 +243,7 @@ class DeadLetters:
 
 def _check_tenant_or_all(tenant: str) -> str:
     """Return a tenant that a dead letter can have, or `*`."""
-    return tenant if tenant in {"*", UNREADABLE} else check_tenant(tenant)
+    return tenant if tenant in ("*", UNREADABLE) else check_tenant(tenant)
 
 
 def _read(message: Msg) -> DeadLetter:
