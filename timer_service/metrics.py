@@ -124,7 +124,7 @@ class Metrics:
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
         for status in (PublishStatus.REFUSED, *TRANSIENT):
-            self._failures(status)
+            self._failures(status)  # the call creates the series
         for code in Code:
             self._dead_letters(code)
         for message_type in (*commands, "unknown"):

@@ -63,7 +63,10 @@ class Leases:
         return left
 
     async def _renew(self, batch: Sequence[RunningTask]) -> None:
-        """Send one request. End the tasks that the service calls lost, and give the others the waits that are over."""
+        """Send one request. End the tasks that the service calls lost. Give others their waits that are over.
+
+        A task that the answer does not name is renewed.
+        """
         held = [{"workflowId": task.workflow_id, "token": task.token} for task in batch]
         body = dump({"workerId": self._settings.worker_id, "tasks": held}).encode()
         sent = self._loop.time()

@@ -225,7 +225,7 @@ class LogReader:
         return await self._log.read(self._batch_size, self._budget.batch, seconds)
 
     async def _renew_lease(self) -> None:
-        """Renew the lease of this process once a second, also if it applies nothing, if other processes could read."""
+        """Renew the lease of this process once a second if other processes could read. Transactions renew it too."""
         if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
             await self._commits.keep(self._commits.place)
             self._kept_at = time.monotonic()

@@ -127,7 +127,8 @@ class Broker(Protocol):
     async def serve(self, kind: Kind, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
         """Pass the named queries or requests (`kind`) of every tenant to `receive`. The broker buffers none of them.
 
-        Those that do not reply to an inbox are ignored. Queries are passed until this broker is closed.
+        Those that do not reply to an inbox are ignored. Queries are passed until this broker is closed,
+        requests of workers until the subscription is closed.
         """
 
     async def reply(self, replies: Sequence[Reply]) -> None:

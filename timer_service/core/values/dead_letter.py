@@ -22,7 +22,8 @@ _UNPRINTABLE = re.compile(r"[^ -~]")
 def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Message:
     """Return the whole command with the rejection in its headers. Omit headers or body if they do not fit.
 
-    The omitted part stays in the command stream until it expires. The dead letter has its sequence in the stream.
+    A body that was left in the log is not read for this. What is omitted stays in the command stream until it expires,
+    and the dead letter has its sequence there.
     """
     headers = {**_reasons(raw, rejection), **_original_headers(raw.headers)}
     if raw.left_bytes or len(raw.body) + _size(headers) > max_bytes:

@@ -44,7 +44,7 @@ class Headers:
         return len(self.block)
 
     def get(self, name: str) -> str | None:
-        """Return the last value of a header, or None. The first line of the block is no header."""
+        """Return the last value of a header, or None. Case matters. The first line of the block is no header."""
         beginning = _beginning(name)
         found = self.block.rfind(beginning)
         if found < 0:
