@@ -373,7 +373,7 @@ async def test_doctor_without_a_broker(cli: Cli, broker: NatsServer) -> None:
     assert done.returncode == 1
     assert f"fail  broker: cannot connect to {broker.url}: " in done.stdout
     assert "sqlite: SQLite 3" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(" 1 failure, 2 notes")
+    assert " 1 failure, " in done.stdout.splitlines()[-1]
 
 
 async def test_doctor_with_too_few_permissions(tmp_path: Path, cli: Cli) -> None:
