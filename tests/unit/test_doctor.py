@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness.nats_peer import scripted_peer
+from tests.harness.stores import open_sqlite
 from timer_service.adapters.migrations import Migration
 from timer_service.adapters.nats.subjects import covers
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
@@ -304,6 +305,17 @@ def test_database_file_without_migrations(tmp_path: Path, *, automatic: bool, st
     found = [*check_sqlite(Config(db_path=tmp_path / "timers.db", auto_migrate=automatic))]
     (schema,) = (each for each in found if isinstance(each, Finding) and each.check == "schema")
     assert schema.status is status
+
+
+async def test_database_file_that_lacks_a_table(tmp_path: Path) -> None:
+    """A file whose schema is at head, but whose schedules cannot be read, is a failure with the reason."""
+    path = tmp_path / "timers.db"
+    async with open_sqlite(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE schedules")
+    found = [each for each in check_sqlite(Config(db_path=path)) if isinstance(each, Finding)]
+    assert (found[-1].status, found[-1].message) == (FAIL, f"cannot read {path}: no such table: schedules")
 
 
 async def test_clock_of_the_broker(tmp_path: Path) -> None:

@@ -32,14 +32,13 @@ def check_sqlite(config: Config) -> Iterator[Finding | Skew]:
         yield Finding("database", Status.WARN, text, remedy)
         return
     try:
-        applied = read_applied(config.db_path)
+        schema = check_schema(read_applied(config.db_path), migrations(), automatic=config.auto_migrate)
+        zones = list(check_zones(_read(config.db_path, ZONES))) if schema.status is Status.OK else []
     except sqlite3.Error as error:
         yield Finding("database", Status.FAIL, f"cannot read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
-        schema = check_schema(applied, migrations(), automatic=config.auto_migrate)
         yield schema
-        if schema.status is Status.OK:
-            yield from check_zones(_read(config.db_path, ZONES))
+        yield from zones
 
 
 def check_zones(rows: Iterable[Sequence[object]]) -> Iterator[Finding]:
