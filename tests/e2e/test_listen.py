@@ -19,12 +19,11 @@ from timer_service.client import TimerClient
 from timer_service.client.receive.delivery import DEATHS
 
 PROGRAM = """
-import os, random, sys, time
+import os, sys, time
 from datetime import timedelta
 from timer_service.client import DueTimeReached, TimerApp
 
 second = timedelta(seconds=1)
-random.seed(open("log").read().count("deadly"))
 shutdown = timedelta(seconds=float(sys.argv[2]))
 app = TimerApp(
     sys.argv[1], tenant="acme", name="orders", attempts=2, from_start=True, ack_wait=second, shutdown_timeout=shutdown

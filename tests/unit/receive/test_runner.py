@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -378,8 +377,7 @@ async def test_suspects_run_alone() -> None:
 
 
 async def test_a_harmful_event_does_not_park_others() -> None:
-    """However often an event ends the process, those that are delivered with it are handled before they are parked."""
-    random.seed(1)
+    """However often an event ends the process, those that are delivered with it are handled soon."""
     attempts = dict.fromkeys("abcdefghijklmnopqrst", 1)
     parked: list[str] = []
 
@@ -405,6 +403,7 @@ async def test_a_harmful_event_does_not_park_others() -> None:
         attempts = {name: attempt + 1 for name, attempt in attempts.items() if f"ack {name}" not in log}
         if not attempts:
             break
+        assert attempt < 5 or [*attempts] == ["a"]
     assert (parked, attempts) == (["a"], {})
 
 

@@ -17,7 +17,7 @@ _JITTER = 0.2
 DEATHS = 10
 """So many deliveries more than `attempts` may end without a result before an event is parked without a try.
 
-Each time, half of the harmless events that were delivered with a harmful one are handled before it ends the process.
+The events that were delivered with a harmful one have `turn`s, so most are handled in two further deliveries.
 """
 
 
@@ -84,6 +84,16 @@ def judge(delivery: Delivery, attempts: int, *, failed_here: bool) -> Arrival:
     if failed_here or delivery.attempt <= attempts:
         return Arrival.RUN
     return Arrival.ALONE if delivery.attempt <= attempts + DEATHS else Arrival.PARK
+
+
+def turn(delivery: Delivery) -> float:
+    """Return the place of an event among those that run alone; the lowest runs first.
+
+    The order is random, and reversed at every second attempt. So a harmless event has its turn before a given harmful
+    one in one of two attempts, whatever process makes them.
+    """
+    place = random.Random(f"{delivery.attempt // 2} {delivery.event.id}").random()  # noqa: S311 - no secret
+    return place if delivery.attempt % 2 else -place
 
 
 def retry_delay(attempt: int, rng: random.Random) -> timedelta:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from timer_service.client.receive.attempt import Attempts, Done, Failed, Result
-from timer_service.client.receive.delivery import Arrival, Delivery, judge
+from timer_service.client.receive.delivery import Arrival, Delivery, judge, turn
 from timer_service.user_code import end_tasks
 from timer_service.watchdog import watch_loop
 
@@ -100,7 +99,7 @@ class Runner:
     async def _run_alone(self, suspect: Delivery) -> None:
         """Run a delivery that may end the process, and others of this kind that have arrived, one at a time.
 
-        Others come first. The suspects have no order: otherwise the same ones would be behind a harmful one each time.
+        Others come first, then the suspects by their `turn`.
         """
         self._suspects.append(suspect)
         self._hold(suspect)
@@ -110,9 +109,10 @@ class Runner:
                 self._hold(other)
             else:
                 self._begin(other)
+        self._suspects.sort(key=turn, reverse=True)
         while self._suspects:
             await self._until(self._is_idle)
-            self._begin(self._suspects.pop(random.randrange(len(self._suspects))))  # noqa: S311 - no secret
+            self._begin(self._suspects.pop())
         await self._until(self._is_idle)
 
     def _judge(self, delivery: Delivery) -> Arrival:
