@@ -99,7 +99,7 @@ async def running(
 ) -> AsyncIterator[asyncio.Event]:
     """Run the deliveries of a broker. Yields the event that stops it."""
     handlers = Handlers()
-    handlers.add(handle, DueTimeReached)
+    handlers.decorator(DueTimeReached)(handle)
     tries = Attempts(
         handlers,
         seen or MemorySeen(),

@@ -95,13 +95,13 @@ class DurableConsumer:
     def _changes(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings of the consumer to change.
 
-        While another process pulls, no filter is removed: it may be a newer version with more handlers, and the
-        consumer would skip events for them.
+        A filter is removed only at the start of a process, and only if no other process pulls or has events that are
+        not settled. Otherwise the consumer would skip events for another version, which may have more handlers.
         """
         config = info["config"]
         found = {*(config.get("filter_subjects") or [config.get("filter_subject", "")])} - {""}
         wanted = {*self.subjects}
-        if info.get("num_waiting"):
+        if self._floor is not None or info.get("num_waiting") or info.get("num_ack_pending"):
             both = {tuple(each.split(".")) for each in found | wanted}
             wanted = {".".join(each) for each in both if not any(covers(other, each) for other in both - {each})}
         wait = nanoseconds(self._consumer.ack_wait)
