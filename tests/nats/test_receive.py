@@ -337,15 +337,15 @@ async def test_order_after_a_lost_connection(server: NatsServer, events: Publish
             handled.append(event.timer_id)
 
         async with app.running():
-            for name in "abc":
+            for name in "ab":
                 await events.fire(name)
-            while await events.unacknowledged() != (3, 0):
+            while await events.unacknowledged() != (2, 0):
                 await asyncio.sleep(0.01)
             proxy.cut()
-            await events.fire("d")
+            await events.fire("c")
             end.set()
-            await until(lambda: "d" in handled)
-    assert handled == ["a", "b", "c", "d"]
+            await until(lambda: "c" in handled)
+    assert handled == ["a", "b", "c"]
 
 
 async def test_an_app_in_one_loop_after_the_other(server: NatsServer, events: Publisher) -> None:

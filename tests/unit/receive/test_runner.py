@@ -372,7 +372,7 @@ async def test_suspects_run_alone() -> None:
         broker.deliver("deadly", attempt=4 + DEATHS)
         await broker.until("ack a", "ack b", "ack suspect", "ack c", "ack deadly")
     assert "deadly" not in gate.begun
-    reason = f"it was delivered {4 + DEATHS} times, and each time the process ended or lost it"
+    reason = f"it was delivered {4 + DEATHS} times, and each time the process ended, lost it or gave it back"
     assert broker.parked == [("deadly", reason, 4 + DEATHS)]
 
 

@@ -183,7 +183,9 @@ class Runner:
 
     async def _try(self, delivery: Delivery, attempt: int) -> Result:
         if self._judge(delivery) is Arrival.PARK:
-            reason = f"it was delivered {delivery.attempt} times, and each time the process ended or lost it"
+            reason = (
+                f"it was delivered {delivery.attempt} times, and each time the process ended, lost it or gave it back"
+            )
             return await self._attempts.park(delivery, reason)
         return await self._attempts.run(delivery, attempt)
 
