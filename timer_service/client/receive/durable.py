@@ -83,6 +83,8 @@ class DurableConsumer:
             with suppress(NoAnswerError, nats.js.errors.APIError, *UNREADABLE_ANSWER):
                 info = await self._ask(f"CONSUMER.INFO.{self.stream}.{self.name}")
                 self._floor = info["ack_floor"]["stream_seq"]
+                if info["num_ack_pending"] >= _MOST_UNACKNOWLEDGED:
+                    log.warning("%s has %d events that are not settled, so no other comes", self, _MOST_UNACKNOWLEDGED)
 
     def unanswered(self) -> NoAnswerError:
         """Return the error for a consumer of the operator that does not answer."""
