@@ -197,7 +197,7 @@ def _fires_in_28_years(text: str) -> bool:
         ("0 0 * * */14", "which has 7 values; to fire every 14 days, write `calendar`: 14 `days`"),
         ("0 0 * * MON/2", "programs differ in whether such steps reach Sunday; write the last day too"),
         ("0 0 * * 6,0/2", "programs differ in whether such steps reach Sunday"),
-        ("? * * * *", "the field minute is '?'; `?` is not supported; write `*` instead"),
+        ("? * * * *", "the field minute is '?'; `?` is not supported; write `*` for every value"),
         (
             "* * ? * MON",
             "and Quartz and AWS count weekdays from 1 (Sunday); for the same times as there, write `* * * * MON`",

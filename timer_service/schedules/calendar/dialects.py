@@ -43,7 +43,7 @@ _EXPRESSIONS = (  # whole expressions, and the remedy with the groups of the for
 _FIELDS = (  # `name: field`, and the remedy
     (r".*: (.*,)?H([,/(].*)?", "`H` of Jenkins is not supported; write a number, and `jitter` to spread schedules"),
     (r".*~.*", "a random value (`~`) is not supported; write a number, and `jitter` to spread schedules"),
-    (r".*\?.*", "`?` is not supported; write `*` instead"),
+    (r".*\?.*", "`?` is not supported; write `*` for every value, or the values"),
     (r".*/0(?!\d).*", "a step is at least 1; write `*` for every value, or `*/2` for every second one"),
     (
         r"day of month: (.*,)?L[W\d-]*/.*",
