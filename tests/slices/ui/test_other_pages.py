@@ -207,6 +207,7 @@ async def test_commands(filled: Page) -> None:
 
 
 BEFORE = "2026-11-21 08:55:00 UTC"
+FORTNIGHT = "2026-12-04 08:00:00"
 EARLIER = "2026-11-21 08:59:00 UTC 1 min ago"
 LINES: dict[str, list[str]] = {
     "?": ["database sqlite", "role all", "started 2026-11-21 09:00:00 UTC now", "timers | ok | not yet |"],
@@ -219,8 +220,7 @@ LINES: dict[str, list[str]] = {
         f"' OR 1=1 -- | active | every 15 min | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
         f"-rf | cannot fire | every 15 min | | {EARLIER} | 1 |",
         f"order | active | */5 * * * * UTC | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
-        "pay | active | every 2 weeks from 2026-11-20 09:00:00 Europe/Berlin"
-        " | 2026-12-04 08:00:00 UTC in 12 d 23 h | | 0 |",
+        f"pay | active | every 2 weeks from 2026-11-20 09:00:00 Europe/Berlin | {FORTNIGHT} UTC in 12 d 23 h | | 0 |",
     ],
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
