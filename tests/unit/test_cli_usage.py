@@ -56,6 +56,7 @@ USAGE = {
     "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in and --concurrency-key need",
     "schedules put acme daily --every 1d --start order --data 1": "--data cannot be combined with --start: use --input",
     "schedules put acme daily --every 1d --start order --topic a": "--topic cannot be combined with --start",
+    "timers schedule acme call-1 --at 2026-03-01": "without an offset, it may be in any time zone",
     "timers schedule acme call-1 --in 5s --topic A": "Invalid value for '--topic': 'A' must be 1 to 64 lower-case",
     "schedules put acme daily --every P1M": "Invalid value for '--every': 'P1M' must be a duration, such as 500ms",
     "schedules put acme daily --every 1month": "PT1H30M. Months have no fixed length: use --calendar.",

@@ -225,7 +225,7 @@ def _fires_in_28_years(text: str) -> bool:
         ("5m", "a distance is the field `every` instead of `cron`"),
         ("Mon..Fri *-*-* 09:30:00", "Mon..Fri at 09:30 is `30 9 * * MON-FRI`"),
         ("daily", "names begin with `@`: @yearly"),
-        ("weekly", "`@weekly` is Sunday, and `weekly` of systemd is Monday"),
+        ("weekly", "`@weekly` is Sunday, but `weekly` of systemd is `0 0 * * MON`"),
         ("every monday 09:00", "words, times with `:` and ranges with `..` are not supported"),
         ("*:0/15", "words, times with `:` and ranges with `..` are not supported"),
         ("2 weeks", "write P2W, or `calendar` for a time of day"),

@@ -29,7 +29,7 @@ _EXPRESSIONS = (  # whole expressions, and the remedy with the groups of the for
     (r"(CRON_)?TZ=.*|.* [A-Z]{4,}/[A-Z_/]+", "the expression names a zone; write the field `zone` instead"),
     (
         r"(MINUTE|HOUR|DAI|WEEK|MONTH|QUARTER|YEAR|(SEMI)?ANNUAL)LY|MIDNIGHT",
-        f"names begin with `@`: {_NAMES}. `@weekly` is Sunday, and `weekly` of systemd is Monday; five fields say it",
+        f"names begin with `@`: {_NAMES}. `@weekly` is Sunday, but `weekly` of systemd is `0 0 * * MON`",
     ),
     (r"AT ?\(.*", "`at(...)` is one instant; schedule a timer instead"),
     (r".* /.*", "the expression has a command; leave it out, and its user, and write five fields"),
