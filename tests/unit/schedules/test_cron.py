@@ -200,12 +200,15 @@ def _fires_in_28_years(text: str) -> bool:
         ("? * * * *", "the field minute is '?'; `?` is not supported; write `*` for every value"),
         (
             "* * ? * MON",
-            "and Quartz and AWS count weekdays from 1 (Sunday); for the same times as there, write `* * * * MON`",
+            "supported; Quartz and AWS count weekdays from 1 (Sunday), so for their times write `* * * * MON`",
         ),
-        ("0 0 12 ? * 2", "for the same times as there, write `0 12 * * MON`"),
+        ("0 0 12 ? * 2", "so for their times write `0 12 * * MON`"),
         ("0 0 12 ? * 6L", "write `0 12 * * 5L`"),
-        ("0 0 12 ? * 0", "from 1 (Sunday); write `*` instead of `?`, and weekdays as names"),
-        ("0 0 12 15 * ?", "write `0 12 15 * *`"),
+        (
+            "0 0 12 ? * 0",
+            "write `*` instead of `?`, and weekdays as names, because Quartz and AWS count weekdays from 1",
+        ),
+        ("0 0 12 15 * ?", "`?`, years and `cron(...)` are not supported; write `0 12 15 * *`"),
         ("0 12 ? * 2 *", "write `0 12 * * MON`"),
         (
             "cron(0 12 ? * 2-6 2027)",

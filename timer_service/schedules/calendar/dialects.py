@@ -68,7 +68,8 @@ _FIELDS = (  # `name: field`, and the remedy
     ),
 )
 _QUARTZ_DAYS = re.compile(r"(?P<first>\w+?)(-(?P<last>\w+?))?(/(?P<step>[1-9]\d*))?(?P<rest>L|#[1-5])?")
-_QUARTZ = "`?`, years and `cron(...)` are not supported, and Quartz and AWS count weekdays from 1 (Sunday); "
+_QUARTZ = "`?`, years and `cron(...)` are not supported; "
+_COUNT = "Quartz and AWS count weekdays from 1 (Sunday)"
 _FIVE, _SIX, _SEVEN = 5, 6, 7
 _QUOTED = 20
 
@@ -118,8 +119,9 @@ def _advise_quartz(cron: str, is_valid: IsValid) -> str | None:
     if second != "0":
         translated = f"{second} {translated}"
     if days is None or not is_valid(translated):
-        return f"{_QUARTZ}write `*` instead of `?`, and weekdays as names"
-    return f"{_QUARTZ}for the same times as there, {_with_year(translated, year)}"
+        return f"{_QUARTZ}write `*` instead of `?`, and weekdays as names, because {_COUNT}"
+    why = "" if days == "*" else f"{_COUNT}, so for their times "
+    return f"{_QUARTZ}{why}{_with_year(translated, year)}"
 
 
 def _with_year(cron: str, year: str) -> str:
