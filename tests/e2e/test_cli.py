@@ -89,7 +89,11 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
             "created: acme/pay (active, next slot 2100-01-01T08:00:00Z  Fri 2100-01-01 09:00:00 CET",
         ),
         ("get acme pay", 0, "every 2 weeks from 2100-01-01T09:00:00 in Europe/Berlin\n"),
-        ("put acme pay --calendar 2_weeks_from_2100-01-01T09:00Z", 2, "as the clocks of --zone show it"),
+        (
+            "put acme pay --calendar 2_weeks_from_2100-01-01T09:00Z",
+            2,
+            "--zone show it: '2 weeks from 2026-01-02T09:00'",
+        ),
         ("delete acme pay", 0, "deleted: acme/pay\n"),
         ("list acme --status active --topic report", 0, "  0 9 * * * in Europe/Berlin\n"),
         ("get acme a", 0, "topic         report\n"),

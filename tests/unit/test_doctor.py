@@ -85,6 +85,7 @@ def test_healthy_stream() -> None:
     (finding,) = stream({})
     assert (finding.status, finding.message) == (OK, "3 messages, 900 bytes, max_age 7 d, max_bytes 100000")
     assert [each.status for each in stream({"max_age": 0})] == [OK]  # messages are never deleted
+    assert [each.status for each in stream({"subjects": ["timer.cmd.>"]})] == [OK]
     (letters,) = stream({"duplicate_window": 1}, kind=Kind.DEAD_LETTER, shared=True)
     assert letters.status is OK  # a dead letter that is stored twice costs nothing
 
@@ -103,6 +104,7 @@ def test_streams_in_a_cluster_and_of_several_tenants() -> None:
     assert "1 replica" in stream({}, cluster="c1")[0].message
     assert stream({"num_replicas": 3}, cluster="c1")[0].status is OK
     assert "publishing is slower" in stream({}, kind=Kind.EVENT)[0].message
+    assert "without persist_mode" in str(stream({"persist_mode": "async"}, kind=Kind.EVENT)[0].remedy)
     full, shared = stream({"max_bytes": -1}, shared=True)
     assert (full.status, "nats stream edit TIMER_CMD --max-bytes" in str(full.remedy)) == (NOTE, True)
     assert (shared.status, "timer-service tenants separate" in str(shared.remedy)) == (NOTE, True)

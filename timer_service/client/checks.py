@@ -120,7 +120,7 @@ def wire_instant(argument: str, at: datetime) -> str:
     """Return a datetime in its wire form."""
     _require(isinstance(at, datetime), argument, "a datetime")
     if at.utcoffset() is None:
-        raise ValueError(f"{argument} must have a timezone")
+        raise ValueError(f"{argument} must have a timezone: UTC, or a ZoneInfo if it is the time of a place")
     try:
         utc = at.astimezone(UTC)  # an offset of a timezone can have seconds
     except OverflowError:

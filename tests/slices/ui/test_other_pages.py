@@ -148,6 +148,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
     "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
     link("schedule", id=HOSTILE[1])[4:]: ("Next slots, if it is resumed now",),
+    "schedule?id=pay": ("every 2 weeks from", "2026-12-04 08:00:00", "2026-12-18 08:00:00", "Europe/Berlin"),
     "schedule?id=weekdays": (
         "Next slots</h2>",
         "2026-11-23 08:00:00",
@@ -206,6 +207,7 @@ async def test_commands(filled: Page) -> None:
 
 
 BEFORE = "2026-11-21 08:55:00 UTC"
+FORTNIGHT = "2026-12-04 08:00:00"
 EARLIER = "2026-11-21 08:59:00 UTC 1 min ago"
 LINES: dict[str, list[str]] = {
     "?": ["database sqlite", "role all", "started 2026-11-21 09:00:00 UTC now", "timers | ok | not yet |"],
@@ -218,6 +220,7 @@ LINES: dict[str, list[str]] = {
         f"' OR 1=1 -- | active | every 15 min | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
         f"-rf | cannot fire | every 15 min | | {EARLIER} | 1 |",
         f"order | active | */5 * * * * UTC | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+        f"pay | active | every 2 weeks from 2026-11-20 09:00:00 Europe/Berlin | {FORTNIGHT} UTC in 12 d 23 h | | 0 |",
     ],
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",

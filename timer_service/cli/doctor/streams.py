@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from timer_service.adapters.nats.streams import has_tenant_streams, settings_that_lose
+from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.core.values.address import Kind
 
@@ -47,12 +48,13 @@ def _problems(
     kind: Kind, subject: str, config: Mapping[str, Any], *, clustered: bool
 ) -> Iterator[tuple[Status, str, str]]:
     """Yield the settings of a stream with which it does not work, or not as well as it could."""
-    if subject not in config.get("subjects", ()) and not has_tenant_streams(config):
+    if not any(covers(each, subject) for each in config.get("subjects", ())) and not has_tenant_streams(config):
         yield Status.FAIL, f"does not take {subject}", _UPDATE
     if config["discard"] != "new":
         yield Status.WARN, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
     if kind is Kind.EVENT and not config.get("allow_atomic"):
-        yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", _UPDATE
+        remedy = _UPDATE if config.get("persist_mode") != "async" else "Create the stream again without persist_mode."
+        yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", remedy
     if timedelta() < (age := _duration(config["max_age"])) < _SHORT_AGE:
         remedy = "Messages that were not read by then are lost: make max_age longer than any outage may last."
         yield Status.WARN, f"deletes messages after {age} (max_age)", remedy

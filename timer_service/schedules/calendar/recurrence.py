@@ -160,7 +160,7 @@ def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, sc
 
     It depends on nothing but the arguments, so it is the same after a restart.
     """
-    following = next_slot(recurrence, slot)
+    following = next_slot(recurrence._replace(end_at=None), slot)  # so an end that is put meanwhile moves no slot
     distance = (LATEST + 1 if following is None else following) - slot
     span = min(jitter_ms, distance)
     if span <= 1:

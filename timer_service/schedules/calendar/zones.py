@@ -147,8 +147,8 @@ def _start_of(year: int) -> int:
 
 @cache
 def _names() -> frozenset[str]:
-    """Return the IANA names in the zone data. `localtime` is the machine's own zone, so it is no name."""
-    return frozenset(available_timezones() - {"localtime"})
+    """Return the IANA names in the zone data, without those of a machine whose zone is its own or not set."""
+    return frozenset(available_timezones() - {"localtime", "Factory"})
 
 
 def _unknown(name: str) -> RecurrenceError:
@@ -156,8 +156,12 @@ def _unknown(name: str) -> RecurrenceError:
     remedy = f"write {' or '.join(near)} instead" if near else "write an IANA name such as Europe/Berlin instead"
     if found := _OFFSET.fullmatch(name.upper()):
         return RecurrenceError("UNKNOWN_ZONE", "zone", f"{name[:_QUOTED]!r} is an offset; {_advise_offset(found)}")
-    text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows ({zone_data()}); {remedy}"
-    return RecurrenceError("UNKNOWN_ZONE", "zone", text)
+    what = f"is not a time zone that this instance knows ({zone_data()})"
+    if name.upper() in _ABBREVIATIONS:
+        what = "is an abbreviation, not the rules of a place"
+    elif name.lower().endswith(" time"):
+        what = "is a name of Windows"
+    return RecurrenceError("UNKNOWN_ZONE", "zone", f"{name[:_QUOTED]!r} {what}; {remedy}")
 
 
 @lru_cache(maxsize=256)  # computing them takes 3 ms
@@ -172,9 +176,12 @@ def _nearest(name: str) -> tuple[str, ...]:
     if lower in known:
         return (known[lower],)
     # Another abbreviation or offset means another time, however near its name is.
-    is_place = "/" in name or (len(name) > _LONGEST_ABBREVIATION and not lower.endswith("standard time"))
+    is_place = "/" in name or (len(name) > _LONGEST_ABBREVIATION and not lower.endswith(" time"))
+    cutoff = 0.8 if "/" in name else 0.6  # a city without its region is less near
     has_number = any(each.isdigit() for each in name)
-    return tuple(known[each] for each in get_close_matches(lower, known, 3)) if is_place and not has_number else ()
+    return (
+        tuple(known[each] for each in get_close_matches(lower, known, 3, cutoff)) if is_place and not has_number else ()
+    )
 
 
 def _advise_offset(found: re.Match[str]) -> str:
@@ -184,5 +191,5 @@ def _advise_offset(found: re.Match[str]) -> str:
         east = -east
     name = "UTC" if east == 0 else f"Etc/GMT{-east:+}"
     if int(found["minutes"] or 0) or name not in _names():
-        return "write the IANA name of a place, such as Asia/Kolkata"
+        return "write the IANA name of a place, such as Asia/Kolkata for UTC+5:30"
     return f"write the IANA name of a place, or {name} for UTC{east:+} all year (the sign of these names is reversed)"
