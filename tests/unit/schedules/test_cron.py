@@ -78,6 +78,7 @@ def test_stored_text(text: str, stored: str) -> None:
         "last day",
         "last weekday",
         "three days before the last",
+        "a form beside a day that February does not have",
         "a day that February does not have",
         "the weekday before the last",
         "Saturday: the day before",
