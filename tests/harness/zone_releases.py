@@ -1,6 +1,6 @@
 """Real releases of the time zone data, before and after the rules of a zone changed.
 
-`zone_releases/` has the compiled files of a few zones from the wheels of the package `tzdata`. The data are in the
+`tzdata/` has the compiled files of a few zones from the wheels of the package `tzdata`. The data are in the
 public domain. Other zones have the data of the installed package.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from timer_service.schedules.calendar import recurrence, zones
 
-FOLDER = Path(__file__).with_name("zone_releases")
+FOLDER = Path(__file__).with_name("tzdata")
 
 
 class RuleChange(NamedTuple):
