@@ -73,7 +73,7 @@ def stretch_at(zone: str, second: int) -> Stretch:
     Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
     """
     year = datetime.fromtimestamp(second, UTC).year
-    return next(each for each in _stretches_of_year(zone, year) if second < each.end)
+    return next(each for each in stretches_of_year(zone, year) if second < each.end)
 
 
 @cache
@@ -97,7 +97,7 @@ def _load(zone: str) -> ZoneInfo:
 
 
 @lru_cache(maxsize=2048)  # computing one takes 0.3 ms
-def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
+def stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
     """Return the stretches of a zone in a year (UTC)."""
     info = _load(zone)
     return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
