@@ -60,5 +60,5 @@ def releases() -> Iterator[None]:
 def _forget() -> None:
     """Forget what was read or computed from other data."""
     zoneinfo.ZoneInfo.clear_cache()
-    for cached in (zones.zone_rules, zones.stretches_of_year, recurrence.next_slot):
+    for cached in (zones.load_zone, zones.stretches_of_year, recurrence.next_slot):
         cached.cache_clear()

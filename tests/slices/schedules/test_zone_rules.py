@@ -18,7 +18,7 @@ from timer_service.cli.doctor.database import check_zones
 from timer_service.core.ports.database import Database
 from timer_service.schedules import room
 from timer_service.schedules.backfill import transaction as backfill_pass
-from timer_service.schedules.calendar.zones import zone_rules
+from timer_service.schedules.calendar.zones import load_zone
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows.commands.slot_start import start_workflows
 
@@ -191,5 +191,7 @@ async def test_generated_schedules(
 
 def test_doctor_names_zones_with_other_rules() -> None:
     """The doctor warns of next slots that were computed from other zone data than those of its machine."""
-    (finding,) = check_zones([("Europe/Berlin", "0000", 3), (OLD, zone_rules(OLD), 1), ("Mars/Olympus", "0000", 1)])
+    (finding,) = check_zones(
+        [("Europe/Berlin", "0000", 3), (OLD, load_zone(OLD).rules, 1), ("Mars/Olympus", "0000", 1)]
+    )
     assert finding.message.endswith(": Europe/Berlin (3)")

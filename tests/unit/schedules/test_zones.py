@@ -1,12 +1,16 @@
+import shutil
+import zoneinfo
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.harness.zone_releases import FOLDER, releases, use_release
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import LAST_SECOND, check_zone, stretch_at
+from timer_service.schedules.calendar.zones import LAST_SECOND, check_zone, load_zone, stretch_at
 from timer_service.zone_data import zone_data
 
 
@@ -86,3 +90,23 @@ def test_ends_of_time(zone: str) -> None:
     assert LAST_SECOND == LATEST // 1000
     assert stretch_at(zone, 0).start == 0
     assert stretch_at(zone, LAST_SECOND).end == LAST_SECOND + 1
+
+
+def rules_of(release: str, zone: str) -> str:
+    use_release(release)
+    return load_zone(zone).rules
+
+
+def test_data_that_are_replaced_in_a_running_process(tmp_path: Path) -> None:
+    """A slot is stored with the rules by which it was computed, not with those that lie on the disk by now."""
+    zone, summer = "Africa/Cairo", 1_690_000_000
+    with releases():
+        file = tmp_path / zone
+        file.parent.mkdir()
+        shutil.copy(FOLDER / "2022.7" / zone, file)
+        zoneinfo.reset_tzpath([str(tmp_path)])
+        offset = stretch_at(zone, summer).offset
+        shutil.copy(FOLDER / "2023.3" / zone, file)
+        found = load_zone(zone).rules
+        assert (offset, found) == (7200, rules_of("2022.7", zone))
+        assert found != rules_of("2023.3", zone)

@@ -14,7 +14,7 @@ from timer_service.schedules.calendar import interval
 from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.interval import CalendarInterval
-from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at, zone_rules
+from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, load_zone, stretch_at
 
 _HORIZON = 50 * 366 * DAY // SECOND
 """How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
@@ -114,7 +114,7 @@ def zone_rules_of(recurrence: Recurrence) -> str | None:
 
     Raises `RecurrenceError` if this instance does not know the zone.
     """
-    return zone_rules(recurrence.zone) if recurrence.every_ms is None else None
+    return load_zone(recurrence.zone).rules if recurrence.every_ms is None else None
 
 
 def wall_of(recurrence: Recurrence, slot: int) -> int | None:

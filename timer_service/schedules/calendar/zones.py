@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+from zoneinfo import ZoneInfo, available_timezones
 
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.errors import RecurrenceError
@@ -76,30 +77,36 @@ def stretch_at(zone: str, second: int) -> Stretch:
     return next(each for each in stretches_of_year(zone, year) if second < each.end)
 
 
+class Zone(NamedTuple):
+    """The data of a zone, as this process uses them: the file may be replaced while it runs."""
+
+    info: ZoneInfo
+    rules: str
+    """A hash of the data. Equal hashes mean equal slots."""
+
+
 @cache
-def zone_rules(zone: str) -> str:
-    """Return a hash of the data of a zone, as this process uses them. Equal hashes mean equal slots.
+def load_zone(zone: str) -> Zone:
+    """Return the data of a zone, which are read once.
 
     Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
     """
-    _load(zone)  # it also checks the name
+    if zone not in _names():
+        raise _unknown(zone)
     paths = (Path(folder, zone) for folder in zoneinfo.TZPATH)
     found = next((path for path in paths if path.is_file()), None)
-    data = files("tzdata").joinpath("zoneinfo", zone) if found is None else found
-    return hashlib.blake2b(data.read_bytes(), digest_size=8).hexdigest()
-
-
-def _load(zone: str) -> ZoneInfo:
     try:
-        return ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        data = (files("tzdata").joinpath("zoneinfo", zone) if found is None else found).read_bytes()
+        info = ZoneInfo.from_file(BytesIO(data), zone)
+    except (ValueError, OSError) as error:
         raise _unknown(zone) from error
+    return Zone(info, hashlib.blake2b(data, digest_size=8).hexdigest())
 
 
 @lru_cache(maxsize=2048)  # computing one takes 0.3 ms
 def stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
     """Return the stretches of a zone in a year (UTC)."""
-    info = _load(zone)
+    info = load_zone(zone).info
     return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
 
 
