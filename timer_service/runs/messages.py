@@ -341,7 +341,7 @@ class RunRejected(RunEvent):
 
 
 class RunCompleted(RunEvent):
-    """A run has ended: all its jobs have ended. Each attempt that ends has one; a rejected run has RunRejected instead."""
+    """A run has ended: all its jobs have ended. Each attempt that ends has one; a rejected run has RunRejected."""
 
     type: ClassVar[str] = "RunCompleted"
 
