@@ -95,7 +95,7 @@ TIMERS.command("retry", "Fire a Failed timer now.", {"timer_id": NAME})
 TIMERS.get("Show one timer.", print_timer, {"timer_id": NAME})
 TIMERS.list(
     LIST,
-    "List timers in order of due time.",
+    "List timers: Scheduled ones, the next one first, and then the others, the latest due time first.",
     {
         "state": parameters.choice(TimerState, "Only timers in this state."),
         "topic": parameters.topic("Only timers with this topic."),

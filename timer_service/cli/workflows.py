@@ -215,7 +215,7 @@ WORKFLOWS.command(
 WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow_id": NAME})
 WORKFLOWS.list(
     LIST,
-    "List workflows in order of creation.",
+    "List workflows: open ones, and then those that have ended, each newest first.",
     {
         "status": parameters.choice(WorkflowStatus, "Only workflows in this status."),
         "type": parameters.option("TYPE", "Only workflows of this type."),

@@ -24,7 +24,7 @@ class GetSchedule(Payload):
 
 
 class ListSchedules(Payload):
-    """Ask for one page of schedules in order of their ids."""
+    """Ask for one page of schedules, by status and id: those that have ended are the last."""
 
     status: ShownStatus | None = None
     topic: Topic | None = None
@@ -108,7 +108,7 @@ class ScheduleView(Payload):
 
 
 class SchedulePage(Payload):
-    """A page of schedules in order of their ids. If `cursor` is set, send it with the same filter for the next page."""
+    """A page of schedules, by status and id. If `cursor` is set, send it with the same filter for the next page."""
 
     schedules: list[ScheduleView]
     cursor: str | None = None

@@ -22,7 +22,7 @@ class GetWorkflow(Payload):
 
 
 class ListWorkflows(Payload):
-    """Ask for one page of workflows, in order of creation."""
+    """Ask for one page of workflows: open ones, and then those that have ended, each newest first."""
 
     status: WorkflowStatus | None = None
     workflow_type: EffectName | None = Field(default=None, alias="type")
@@ -97,7 +97,7 @@ class WorkflowDetail(Payload):
 
 
 class WorkflowPage(Payload):
-    """A page of workflows in order of creation. If `cursor` is set, send it with the same filters for the next page.
+    """A page of workflows. If `cursor` is set, send it with the same filters for the next page.
 
     A page with filters may have few workflows, or none, before the last one.
     """
