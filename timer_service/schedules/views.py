@@ -98,7 +98,8 @@ class ScheduleView(Payload):
     ended_at: Instant | None = None
     end_reason: EndReason | None = None
     upcoming: list[Instant] | None = Field(
-        default=None, description="The next slots; fewer if computing them takes too long."
+        default=None,
+        description="The next slots; fewer if computing them takes too long. The reply to a command has the next one.",
     )
     backfills: list[BackfillView] | None = Field(
         default=None, description="The oldest 10 backfills that have not ended. Only get-schedule shows them."

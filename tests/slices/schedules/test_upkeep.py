@@ -152,6 +152,16 @@ async def test_upcoming(schedules: Schedules) -> None:
     }
 
 
+async def test_upcoming_after_a_command(schedules: Schedules) -> None:
+    """The reply to a command has the next slot among the upcoming ones: none if it has ended, unknown if paused."""
+    replies = [
+        await schedules.request("PutSchedule", scheduleId="daily", every="PT1M"),
+        await schedules.request("PauseSchedule", scheduleId="daily"),
+        await schedules.request("PutSchedule", scheduleId="past", every="PT1M", endAt=iso(NOW)),
+    ]
+    assert [each["schedule"].get("upcoming") for each in replies] == [[iso(after(minutes=1))], None, []]
+
+
 async def test_preview(schedules: Schedules) -> None:
     """preview-slots returns the slots of a recurrence and stores nothing. Bad input has the codes of PutSchedule."""
     preview = await schedules.ask(
