@@ -125,16 +125,16 @@ def test_client_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
     If no answer comes, the error names the broker, without the login.
     """
-    connect, client = MagicMock(), MagicMock(**{"timers.retry": AsyncMock(side_effect=ValueError("no such form"))})
+    connect, client = MagicMock(), MagicMock(**{"timers.cancel": AsyncMock(side_effect=ValueError("no such form"))})
     connect.return_value.__aenter__.return_value = client
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     assert CliRunner().invoke(cli.create_app(["timers"]), ["timers", "watch"], env=SETTINGS).exit_code == 0
     client.timers.watch.assert_called_once_with("*")
-    refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=SETTINGS)
+    refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "cancel", "acme", "call-1"], env=SETTINGS)
     assert (refused.exit_code, "no such form" in refused.stderr) == (2, True)
-    client.timers.retry.side_effect = NoAnswerError("no answer")
+    client.timers.cancel.side_effect = NoAnswerError("no answer")
     url = {**SETTINGS, "TIMER_NATS_TOKEN": "", "TIMER_BROKER_URL": "nats://kim:s3cret@one:1"}
-    silent = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=url)
+    silent = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "cancel", "acme", "call-1"], env=url)
     assert str(silent.exception) == "no answer (broker: nats://one:1)"
 
 

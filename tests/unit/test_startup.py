@@ -93,7 +93,7 @@ async def test_broker_with_small_messages(tmp_path: Path, broker: InstanceBroker
 async def test_missing_migrations(
     tmp_path: Path, broker: InstanceBroker, caplog: pytest.LogCaptureFixture, *, auto: bool
 ) -> None:
-    """A start brings the schema to head, or names what is missing if that is switched off. One line says what was applied."""
+    """A start brings the schema to head, with one line in the log, or names what is missing if that is off."""
     caplog.set_level(logging.INFO)
     settings = config(tmp_path, auto_migrate=auto)
     if auto:

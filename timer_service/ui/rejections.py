@@ -21,6 +21,7 @@ class RejectedCommand(NamedTuple):
     command: str
     """The last part of its subject, such as `schedule-timer`."""
     command_id: str
+    """Its own id, else empty. The number of the dead letter is not known here: `dead-letters list` has it."""
     code: str
     reason: str
 
@@ -39,5 +40,5 @@ class NewestRejections:
     def add(self, rejected: Rejected, now: int) -> None:
         """Add a command whose dead letter was stored now."""
         address, rejection = rejected.raw.address, rejected.rejection
-        texts = (address.tenant, address.message, rejected.command_id, rejection.code.value, rejection.message)
+        texts = (address.tenant, address.message, rejected.own_id or "", rejection.code.value, rejection.message)
         self._kept.append(RejectedCommand(now, *(printable(each, _LONGEST) for each in texts)))

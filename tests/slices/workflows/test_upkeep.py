@@ -1,5 +1,6 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
+import json
 from typing import Any
 
 import pytest
@@ -52,6 +53,23 @@ async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.Monkey
     assert (running["dueAt"], running["claimedAt"], running["workerId"]) == (iso(NOW + 4), iso(NOW + 4), "worker-1")
     token = (await workflows.row("running"))["lease_token"]
     assert token not in str(await workflows.view("running"))
+
+
+async def test_a_list_says_what_a_workflow_waits_for(workflows: Workflows) -> None:
+    """A list shows the messages for which a workflow waits, its error, and whether a worker asks for its type."""
+    await fill(workflows)
+    await workflows.start("typo", type="odrer")
+    await workflows.sql(
+        "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) "
+        f"VALUES ('acme', 'worker-1', 'default', '[\"order\"]', 1, {NOW}, {NOW})"
+    )
+    error = json.dumps({"type": "E", "message": "x" * 300})
+    await workflows.sql(f"UPDATE workflow_data SET error = '{error}' WHERE workflow_id = 'failed'")
+    shown = {each["workflowId"]: each for each in (await workflows.ask("list-workflows"))["workflows"]}
+    found = {name: (each.get("hasWorkers"), each.get("waitsFor")) for name, each in shown.items()}
+    nothing = dict.fromkeys(("running", "completed", "failed", "cancelled"), (None, None))
+    assert found == nothing | {"waiting": (True, None), "typo": (False, None), "parked": (None, ["approval"])}
+    assert shown["failed"]["failure"] == {"type": "E", "message": "x" * 200}
 
 
 async def test_row_counts(workflows: Workflows) -> None:
