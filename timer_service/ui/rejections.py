@@ -21,7 +21,7 @@ class RejectedCommand(NamedTuple):
     command: str
     """The last part of its subject, such as `schedule-timer`."""
     command_id: str
-    """Its own id, else empty. The number of the dead letter is not known here: `dead-letters list` has it."""
+    """The id from its sender, else empty. Only `dead-letters list` knows the number of the dead letter."""
     code: str
     reason: str
 

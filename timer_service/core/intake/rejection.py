@@ -51,12 +51,12 @@ class Rejected:
 
     @property
     def own_id(self) -> str | None:
-        """The id that the sender gave the command, if there is one that could be read."""
-        return self.envelope.id if self.envelope is not None else None
+        """The id that the sender gave the command or its message, if there is one that could be read."""
+        return (self.envelope.id if self.envelope is not None else None) or self.raw.sent_id
 
     @property
     def command_id(self) -> str:
-        """The command's own id, else the broker's id."""
+        """The command's own id if it has one that could be read, else the broker's id."""
         return self.own_id or printable(self.raw.message_id)
 
     def letter(self, max_bytes: int) -> Message:
