@@ -63,6 +63,15 @@ def test_full_disk(tmp_path: Path, arguments: str, unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (1, text)
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", r"\u043a\u043b\u044e\u0447.db"), ("utf-8", "ключ.db")])
+def test_characters_that_the_output_lacks(tmp_path: Path, encoding: str, shown: str) -> None:
+    """Characters that the encoding of the output lacks are escaped."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TIMER_DB_PATH": "ключ.db"}
+    command = [sys.executable, "-m", "timer_service", "config", "show"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, check=True)
+    assert shown in done.stdout.decode(encoding)
+
+
 def test_command_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command imports only its own module. Without a known command, all are there, for the help."""
     asked: list[list[str]] = []
