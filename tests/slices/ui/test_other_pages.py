@@ -222,8 +222,7 @@ LINES: dict[str, list[str]] = {
     ],
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
-        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | "
-        "STEP_FAILED in step reserve: the warehouse <b> is closed |",
+        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED: the warehouse <b> is closed |",
     ],
     "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
     "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
