@@ -258,24 +258,30 @@ async def test_watch_workflows(cli: Cli, client: TimerClient) -> None:
     assert (code, "WorkflowCancelled  acme  workflowId=order-" in line, "reason=sold out" in line) == (0, True, True)
 
 
-@ON_SQLITE
-async def test_failed_timers(cli: Cli, client: TimerClient, user: User) -> None:
+async def test_failed_timers(cli: Cli, broker: NatsServer, tmp_path: Path, user: User) -> None:
     """All Failed timers are retried together, or those whose ids begin with a prefix."""
+    async with Service(tmp_path / "service", broker.url):
+        pass
     config = (await user.js.stream_info("TIMER_EVT")).config
-    await user.js.update_stream(config.evolve(max_msg_size=2_000))
-    for name in ("a-1", "a-2", "b-1"):
-        await client.timers.schedule("acme", name, due_in=timedelta(), data="x" * 3_000)
-    async with asyncio.timeout(10):
+    settings = {"TIMER_MAX_ATTEMPTS": "1", "TIMER_MANAGE_STREAMS": "false"}  # it would repair the stream
+    async with (
+        Service(tmp_path / "service", broker.url, **settings),
+        TimerClient.connect(broker.url) as client,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        await user.js.update_stream(config.evolve(max_msg_size=2_000))
+        for name in ("a-1", "a-2", "b-1"):
+            await client.timers.schedule("acme", name, due_in=timedelta(), data="x" * 3_000)
         while len([timer async for timer in client.timers.list("acme", state="Failed")]) < 3:
             await asyncio.sleep(0.02)
-    await user.js.update_stream(config.evolve(max_msg_size=-1))
-    retried = await cli.lines("timers", "retry", "acme", "--failed", "--prefix", "a-")
-    assert sorted(retried) == ["retried: acme/a-1", "retried: acme/a-2"]
-    (outcome,) = await cli.json("timers", "retry", "acme", "--failed")
-    assert (outcome["timerId"], outcome["outcome"], outcome["timer"]["attempt"]) == ("b-1", "retried", 0)
-    done = await cli.run("timers", "retry", "acme", "--failed")
-    assert (done.returncode, done.stderr) == (0, "no Failed timers\n")
-    await user.until_stored("TIMER_EVT", 3)
+        await user.js.update_stream(config)
+        retried = await cli.lines("timers", "retry", "acme", "--failed", "--prefix", "a-")
+        assert sorted(retried) == ["retried: acme/a-1", "retried: acme/a-2"]
+        (outcome,) = await cli.json("timers", "retry", "acme", "--failed")
+        assert (outcome["timerId"], outcome["outcome"], outcome["timer"]["attempt"]) == ("b-1", "retried", 0)
+        done = await cli.run("timers", "retry", "acme", "--failed")
+        assert (done.returncode, done.stderr) == (0, "no Failed timers\n")
+        await user.until_stored("TIMER_EVT", 3)
     for wrong in ((), ("a-1", "--failed"), ("a-1", "--prefix", "a")):
         assert (await cli.run("timers", "retry", "acme", *wrong)).returncode == 2
 
