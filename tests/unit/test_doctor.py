@@ -64,10 +64,15 @@ ON["autovacuum"] = {"setting": "on", "source": "default"}
 
 
 def stream(
-    config: Mapping[str, Any], cluster: str | None = None, kind: Kind = Kind.COMMAND, *, shared: bool = False
+    config: Mapping[str, Any],
+    cluster: str | None = None,
+    kind: Kind = Kind.COMMAND,
+    *,
+    managed: bool = True,
+    shared: bool = False,
 ) -> list[Finding]:
     info = {"config": {**HEALTHY, **config}, "cluster": {"name": cluster}, "state": {"messages": 3, "bytes": 900}}
-    return list(check_stream(kind, SUBJECT, info, shared=shared))
+    return list(check_stream(kind, SUBJECT, info, managed=managed, shared=shared))
 
 
 def separate_stream(**source: Any) -> Finding:
@@ -76,7 +81,7 @@ def separate_stream(**source: Any) -> Finding:
     sources = {"subjects": [], "duplicate_window": 1, "sources": [{"name": "TIMER_CMD_acme", "consumer": consumer}]}
     state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
     info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}
-    (finding,) = check_stream(Kind.COMMAND, SUBJECT, info, shared=True)
+    (finding,) = check_stream(Kind.COMMAND, SUBJECT, info, managed=True, shared=True)
     return finding
 
 
@@ -97,6 +102,12 @@ def test_unhealthy_stream(message: str) -> None:
     assert finding.status is (FAIL if message.startswith("does not take") else WARN)
     assert message in finding.message
     assert finding.remedy
+
+
+@pytest.mark.parametrize("setting", [{"max_msg_size": 20}, {"no_ack": True}, {"discard": "old"}])
+def test_settings_with_which_no_service_starts(setting: Mapping[str, Any]) -> None:
+    """A setting that a service changes at its start is a warning. It is a failure if the service refuses to start."""
+    assert [[each.status for each in stream(setting, managed=managed)] for managed in (True, False)] == [[WARN], [FAIL]]
 
 
 def test_streams_in_a_cluster_and_of_several_tenants() -> None:

@@ -270,7 +270,7 @@ SCHEDULES.get(
 )
 SCHEDULES.list(
     LIST,
-    "List schedules in order of their ids.",
+    "List schedules by status and id: those that have ended are the last.",
     {
         "status": parameters.choice(ScheduleStatus, "Only schedules in this status."),
         "topic": parameters.topic("Only schedules with this topic."),

@@ -94,7 +94,7 @@ class Runs(Resource):
         return RunGraph(Run.read(pages[-1]), about.counts, about.groups, [*jobs.values()])
 
     def list(self, tenant: str, *, status: RunStatus | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
-        """Iterate over the runs of a tenant, newest first. `status` filters them."""
+        """Iterate over the runs of a tenant, open ones first, each newest first. `status` filters them."""
         wanted = optional(check_choice, "status", status, RunStatus)
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)
 

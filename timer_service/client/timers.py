@@ -110,8 +110,10 @@ class Timers(Resource):
         due_after: datetime | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Timer]:
-        """Iterate over the timers of a tenant in order of due time, page by page.
+        """Iterate over the timers of a tenant, page by page.
 
+        Scheduled timers are first, the next one first, and then the others, the latest due time first. One that fires
+        meanwhile can be in both parts.
         `topic`: only timers with it. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to
         each page. Raises `QueryError` if the service cannot answer.
         """

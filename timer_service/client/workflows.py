@@ -139,7 +139,10 @@ class Workflows(Resource):
         workflow_type: str | WorkflowType[Any, Any] | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Workflow]:
-        """Iterate over the workflows of a tenant in order of creation. `status` and `workflow_type` filter them."""
+        """Iterate over the workflows of a tenant: open ones, and then those that have ended, each newest first.
+
+        `status` and `workflow_type` filter them.
+        """
         filters = {
             "status": optional(check_choice, "status", status, WorkflowStatus),
             "type": None if workflow_type is None else name_of_type(workflow_type),

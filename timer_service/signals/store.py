@@ -231,20 +231,13 @@ def _characters(signal: Signal) -> int:
 
 
 async def page(
-    reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
+    reader: Reader, tenant_id: str, status: Status, *, item: str | None, after: str, limit: int
 ) -> list[Signal]:
-    """Return the next signals after the id `after` in order of their ids, from one snapshot of the table."""
-    if item is not None:  # one index must answer each condition
-        conditions = [f"work_item_id = :work_item_id AND status = '{status}'" for status in statuses]
-    elif len(statuses) < len(Status):
-        conditions = [f"trigger_kind <> '' AND status = '{status}'" for status in statuses]
-    else:
-        conditions = ["TRUE"]
-    pages = (_SQL["page"].format(where=condition) for condition in conditions)
-    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
-    parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}
-    rows = await reader.fetch(sql, parameters)
-    return sorted(map(_read_signal, rows), key=lambda signal: signal.key)[:limit]
+    """Return the next signals of a tenant with a status after an id, in order of their ids. `item`: only of it."""
+    of = "trigger_kind <> ''" if item is None else "work_item_id = :work_item_id"  # one index must answer all
+    sql = _SQL["page"].format(where=f"{of} AND status = '{status}'")
+    rows = await reader.fetch(sql, {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit})
+    return list(map(_read_signal, rows))
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:

@@ -255,7 +255,10 @@ class GetTimer(Payload):
 
 
 class ListTimers(Payload):
-    """Ask for one page of the timers that are due in [dueAfter, dueBefore), in order of due time."""
+    """Ask for one page of the timers that are due in [dueAfter, dueBefore).
+
+    Scheduled timers are first, the next one first, and then the others, the latest due time first.
+    """
 
     state: State | None = None
     topic: Topic | None = None
@@ -288,7 +291,7 @@ class TimerView(Payload):
 
 
 class TimerPage(Payload):
-    """A page of timers in order of due time. If `cursor` is set, send it with the same filters for the next page."""
+    """A page of timers. If `cursor` is set, send it with the same filters for the next page."""
 
     timers: list[TimerView]
     cursor: str | None = None

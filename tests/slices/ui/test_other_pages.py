@@ -160,6 +160,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("charge the card", "cool down", "wait for a message", "{&#34;charge&#34;: &#34;ch_1&#34;}"),
         *("continues <time", COMMAND("workflows cancel") + " order-1"),
     ),
+    "workflows?tenant=acme": ("no worker asks for this type and queue",),
     "workflow?id=-rf": ("waits for a worker since <time",),
     "workflow?id=rare": ("No worker asks for its queue and type.",),
     "workflow?id=order-2": (
@@ -224,7 +225,7 @@ LINES: dict[str, list[str]] = {
     ],
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
-        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED in step reserve |",
+        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED: the warehouse <b> is closed |",
     ],
     "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
     "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
@@ -276,10 +277,13 @@ async def test_newest_dead_letters(page: Page) -> None:
         rejection = Rejection(Code.TOO_LARGE, f"<b>{number}{'x' * 300}")
         page.rejections.add(Rejected(raw, rejection, None), page.clock.now())
         page.metrics.dead_letter_stored("TOO_LARGE")
+    # Without an id from its sender, none is shown: the position is no number that `dead-letters` takes.
+    unnamed = raw_command(address=command_address("acme", "start-run"), headers={MESSAGE_ID: ""})
+    page.rejections.add(Rejected(unnamed, Rejection(Code.INVALID_JSON, "no JSON"), None), page.clock.now())
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
     ids = re.findall(r'start-run <span class="quiet">(.*?)</span>', text)
-    assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
+    assert ids == ["", *(f"&lt;i&gt;{number}" for number in range(24, 5, -1))]
     for shown in ("&lt;b&gt;24", "timer-service dead-letters list"):
         assert shown in text
     assert "x" * 290 in text
