@@ -5,6 +5,7 @@ The command adds one row. `cancellation_worker` then cancels the timers, and del
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from timer_service.core.due.due_rows import DueTable
@@ -18,8 +19,6 @@ from timer_service.timers.messages import CancelTimers, TimersCancelled
 
 LOOP = "cancellations"
 """The loop of the worker that cancels the timers."""
-LEAST_TIMERS = 2
-"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)
 _LONGEST_ID = 200
@@ -46,15 +45,12 @@ class Cancellation(NamedTuple):
     """When the pass may begin. It stays during a pass, so a pass that has begun remains the oldest of its tenant."""
     cancelled_count: int = 0
     """How many timers were cancelled."""
-    last_error: str | None = None
-    """Why the last page failed."""
 
     def after_page(self, calls: Sequence[str], cancelled_count: int) -> "Cancellation":
-        """Return the cancellation after a page with the timers `calls`, of which so many were cancelled."""
+        """Return the cancellation after a page with the timers `calls`, of which `cancelled_count` were cancelled."""
         return self._replace(
             next_call_id=calls[-1] if calls else self.next_call_id,
             cancelled_count=self.cancelled_count + cancelled_count,
-            last_error=None,
         )
 
     def event(self, now: int) -> Event:
@@ -95,15 +91,17 @@ def new_cancellation(command: Command, now: int) -> Cancellation:
 
 
 def prefix_end(prefix: str) -> str:
-    """Return a text that is greater than all ids with a prefix, and not greater than any other id after these.
+    """Return the end of the range of ids with a prefix: the least text that is greater than all of them.
 
-    Its last character is the next one, which is not a surrogate. Code points have the same order as bytes of UTF-8.
+    It is the prefix with the next character in place of the last one. Code points have the order of bytes in UTF-8.
     """
-    kept = prefix.rstrip(_LAST_CHARACTER)  # no character comes after the last one
+    kept = prefix.rstrip(_LAST_CHARACTER)  # which has no next character
     if not kept:
         return _LAST_CHARACTER * (_LONGEST_ID + 1)
     following = ord(kept[-1]) + 1
-    return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+    if following in _SURROGATES:  # these are no characters
+        following = _SURROGATES.stop
+    return kept[:-1] + chr(following)
 
 
 TABLE = "timer_cancellations"
@@ -118,7 +116,7 @@ CANCELLATIONS = DueTable(TABLE, _KEY, order=("available_at", *_KEY[1:]), columns
 TIMED = TimedRows(
     table=TABLE,
     instant="available_at",
-    is_wrong=f"available_at - {int(LONGEST.total_seconds() * 1000) + SLACK_MS} > :now",
+    is_wrong=f"available_at - {LONGEST // timedelta(milliseconds=1) + SLACK_MS} > :now",
     repair="available_at = :now",
 )
 """The cancellations that wait for their next page."""
@@ -133,9 +131,9 @@ async def add(tx: Transaction, cancellations: Collection[Cancellation]) -> None:
 
 
 async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> Sequence[str]:
-    """Return the ids of the next timers of a cancellation, whatever their state, in order, up to `limit`.
+    """Return the ids of the next timers of a cancellation, whatever their state, in order, up to `limit` (at least 2).
 
-    The first timer may be the last one of the page before.
+    The first one is the last timer of the page before.
     """
     bounds = {"from": cancellation.next_call_id, "end": prefix_end(cancellation.prefix), "limit": limit}
     rows = await reader.fetch(_SQL["page"], {"tenant_id": cancellation.key.tenant_id, **bounds})

@@ -49,7 +49,7 @@ async def _add_new(
     for key, number in first.items():
         command = commands[number]
         requested = rules.requested(key, command, now)
-        due_at = requested[0]
+        due_at, *_ = requested
         rows[number] = store.new_row(key, command, requested, now)
         view = None if command.reply_to is None else partial(_view_of_new, Key(*key), command, now)
         results[number] = CommandResult(Outcome.SCHEDULED, due_at, view)
