@@ -87,19 +87,19 @@ class Draft:
         return taken
 
     def take_reports(self, new: Collection[str]) -> list[tuple[Command, Sequence[str]]]:
-        """Return the pending reports that name `new` jobs, which are known now, in the order of the log.
+        """Return the pending reports that name `new` jobs, which are known now, each with these jobs.
 
-        With each report come the new jobs that it names, in its order: the first one is the reason why a job is
-        skipped. A report all of whose jobs are known is no longer pending.
+        The reports are in the order of the log, and the jobs in that of their report. A report is no longer pending
+        when all its jobs are known.
         """
         new_names = set(new)
         reports: list[tuple[Command, Sequence[str]]] = []
         for position, pending in list(self.pending.items()):
-            named = sorted(pending.places.keys() & new_names, key=pending.places.__getitem__)
+            named = [name for name in pending.named_jobs if name in new_names]
             if not named or pending.report is None:
                 continue
             reports.append((pending.report, named))
-            if all(name in self.jobs for name in pending.places):
+            if all(name in self.jobs for name in pending.named_jobs):
                 del self.pending[position]
                 self.run = self.run._replace(pending_bytes=self.run.pending_bytes - pending.size)
         return reports

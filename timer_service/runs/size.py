@@ -33,7 +33,7 @@ def count_jobs(
     jobs: int,
     needs: int,
 ) -> Run | Flaw:
-    """Return a run with the bytes of `new` jobs of a `group` counted, or a job of the run with which it is too large.
+    """Count the bytes of `new` jobs of a `group`. Return the run with them, or the flaw that it is too large.
 
     `jobs` and `needs` are the counts so far, `members` the jobs of resolved groups, and `downstream` the edges to the
     jobs that need the group.

@@ -66,18 +66,7 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
-    await tx.insert(_INSERT_JOB, new_jobs)
-    changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
-    await _update_jobs(tx, [(key, job) for key, job, _ in changed])
-    begun_again = defaultdict[RunKey, list[str]](list)
-    for key, job, was in changed:
-        if job.attempt != was.attempt:
-            begun_again[key].append(job.name)
-    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
-    await tx.executemany(_SQL["clear_outputs"], cleared)
-    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
-    await tx.executemany(_SQL["update_outputs"], outputs)
+    await _save_jobs(tx, pairs)
     await tx.insert(_SQL["upsert_edges"], [row for old, new in pairs for row in _changed_edges(old, new)])
     group_needs = [
         _group_need(new.run.key, edge)
@@ -98,6 +87,22 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     runs = [new.run for old, new in pairs if new.run != old.run]
     await tx.executemany(_UPSERT_RUN, [_run(run) for run in runs if run.holds_something])
     await tx.executemany(_SQL["delete_run"], [run.key._asdict() for run in runs if not run.holds_something])
+
+
+async def _save_jobs(tx: Transaction, pairs: Iterable[tuple[RunState, RunState]]) -> None:
+    """Write the added and the changed jobs of runs, of which there are two states each, and their outputs."""
+    new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
+    await tx.insert(_INSERT_JOB, new_jobs)
+    changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
+    await _update_jobs(tx, [(key, job) for key, job, _ in changed])
+    begun_again = defaultdict[RunKey, list[str]](list)  # by a RetryRun
+    for key, job, was in changed:
+        if job.attempt != was.attempt:
+            begun_again[key].append(job.name)
+    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
+    await tx.executemany(_SQL["clear_outputs"], cleared)
+    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
+    await tx.executemany(_SQL["update_outputs"], outputs)
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:

@@ -96,10 +96,9 @@ async def settle(tx: Transaction, status: FiringStatus, firings: Mapping[FiringK
     await tx.executemany(_SQL["settle"], parameters)
 
 
-async def retry(tx: Transaction, retries: Mapping[FiringKey, Retry], *, counts: bool) -> None:
-    """Let due firings that are locked wait for their next attempt. `counts`: this was an attempt."""
-    parameters = [{**key._asdict(), **each._asdict(), "counts": int(counts)} for key, each in sorted(retries.items())]
-    await tx.executemany(_SQL["retry"], parameters)
+async def retry(tx: Transaction, retries: Mapping[FiringKey, Retry]) -> None:
+    """Count an attempt of due firings that are locked, and let them wait for the next one."""
+    await tx.executemany(_SQL["retry"], [{**key._asdict(), **each._asdict()} for key, each in sorted(retries.items())])
 
 
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:

@@ -73,10 +73,10 @@ OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
 
 
 async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) -> tuple[LoadedRows, int]:
-    """Return the values that the first changes can affect, and how many changes these are: not all if that is much.
+    """Return what the first changes can affect, and their number: the changes behind too much data are left out.
 
-    The rows of signals are locked, because workers change them. `evaluating`: also the signals that wait for
-    transitions.
+    The rows of signals are locked, because workers change them. `evaluating`: also read the signals that wait for a
+    transition.
     """
     keys = [change.key if isinstance(change, SignalCommand) else None for change in changes]
     signals, left = await lock_in_portions(tx, filter(None, keys))
