@@ -66,14 +66,10 @@ class Connection:
 
     async def lose(self) -> None:
         """End every call and every iteration over events, because the connection is lost."""
-        await self.end_calls()
-        for call in self.on_lost:
-            call()
-
-    async def end_calls(self) -> None:
-        """End every call and every iteration over events."""
         self._calls.end()
         self._watches.end()
+        for call in self.on_lost:
+            call()
 
     async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a call to the broker. Raises `NoAnswerError` if the connection is lost first."""

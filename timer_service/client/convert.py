@@ -1,7 +1,8 @@
 """Converts users' data: what a program gives becomes JSON, and JSON becomes the type that a function declares.
 
-Beside plain JSON values, these can be used: dataclasses, pydantic models, NamedTuple, Enum, datetime, timedelta, UUID,
-Decimal.
+Beside plain JSON values, these can be used: dataclasses, pydantic models, NamedTuple, Enum, datetime, timedelta, UUID
+and Decimal.
+
 pydantic is imported when the first of them is used: it takes longer to import than the rest of the client.
 """
 
@@ -33,7 +34,7 @@ def read_data(kind: Any, data: Any, what: str) -> Any:
     from pydantic import ValidationError  # noqa: PLC0415 - see the module docstring
 
     try:
-        return _adapter(kind).validate_json(json.dumps(data))
+        return adapter(kind).validate_json(json.dumps(data))
     except ValidationError as error:
         reason = f"{what} is no {getattr(kind, '__name__', kind)}: {describe(error)}"
         raise ValueError(reason) from None  # the error of pydantic has the data, which may be secret
@@ -53,7 +54,8 @@ def second_type(function: Callable[..., Any]) -> Any:
 def describe(error: "ValidationError") -> str:
     """Return the first wrong fields in one line, without their values."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]
-    return "; ".join(": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in faults)
+    named = [(".".join(map(str, each["loc"])), each["msg"]) for each in faults]
+    return "; ".join(f"{path}: {text}" if path else text for path, text in named)
 
 
 def _plain(value: Any) -> Any:
@@ -83,7 +85,8 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
 
 
 @cache
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
+def adapter(kind: Any) -> "TypeAdapter[Any]":
+    """Return what reads values of a type."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the module docstring
 
     return TypeAdapter(kind)

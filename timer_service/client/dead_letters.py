@@ -173,7 +173,10 @@ class DeadLetters:
         return await self._connection.send_command(command, timeout_seconds)
 
     async def _find_start(self, js: JetStreamContext, subject: str, first: int, end: int, limit: int) -> int:
-        """Return the highest sequence from which there are `limit` dead letters before `end`, or `first`."""
+        """Return the highest sequence from which there are `limit` dead letters before `end`, or `first`.
+
+        It is searched by halves: the broker counts from a sequence on, but it does not read backwards.
+        """
         start, last = first, max(first, end - 1)
         while start < last:
             middle = (start + last + 1) // 2

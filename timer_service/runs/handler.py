@@ -76,8 +76,8 @@ def count_before_retry(commands: Sequence[OnRun]) -> int:
 def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[OnRun], most: int) -> int:
     """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
 
-    `runs` are the runs that exist. The rows of a run count once, as many as the command that reads most of them reads.
-    For the first run, only the rows that its commands name count: it must be read anyway.
+    `runs` are the runs that exist. The rows of a run count once: as many as the costliest of its commands reads. Those
+    of the first run do not count, because it must be read anyway. The rows that commands name always count.
     """
     first_key = commands[0][0]
     rows_of_run: dict[RunKey, int] = {}

@@ -120,10 +120,10 @@ class Sweep:
         return now + _RECHECK_MS if is_left else at
 
     async def _find_stale_jobs(self, now: int) -> set[JobKey]:
-        """Return the jobs whose `stale_at` has passed and of which no report can be unhandled.
+        """Return the jobs whose `stale_at` has passed, and whose reports are all handled.
 
-        If no overdue jobs wait any more, look for further ones first. Their reports may be in the stream as it is now,
-        or among the waiting commands of their tenant.
+        A report may be in the stream, up to its end when the jobs were found, or among the waiting commands of the
+        tenant. The jobs that were found stay in `_overdue` until then, and no further ones are looked for.
         """
         stale_at = await loader.find_values(self._database.reader, "stale_at", self._overdue)
         self._overdue = {job for job, at in stale_at.items() if at <= now}  # a report moves it, an end removes it

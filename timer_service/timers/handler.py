@@ -26,13 +26,11 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
     admission = quotas.admission(tx, now)
     results = await _add_new(tx, commands, now, admission)
     rest = [number for number in range(len(commands)) if number not in results]
-    if not rest:
-        return [results[number] for number in range(len(commands))]
-    applied = await _apply(tx, [commands[number] for number in rest], now, admission)
-    end = rest[len(applied)] if len(applied) < len(rest) else len(commands)
-    if any(number >= end for number in results):  # a timer was added for a command behind one that was not applied
-        raise TooManyCommandsError(end)
+    applied = await _apply(tx, [commands[number] for number in rest], now, admission) if rest else []
     results |= zip(rest, applied, strict=False)
+    end = rest[len(applied)] if len(applied) < len(rest) else len(commands)  # the first command that was not applied
+    if len(results) > end:  # a timer was added for a command behind it
+        raise TooManyCommandsError(end)
     return [results[number] for number in range(end)]
 
 

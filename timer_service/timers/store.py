@@ -125,7 +125,7 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
 
 
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
-    """Return how much each tenant has by the rows of new timers."""
+    """Return how much more each tenant has when the rows of new timers are inserted."""
     pending, data = Counter[str](), Counter[str]()
     for usual, _, text in new:
         tenant, is_pending = usual[0], usual[_DUE_AT] > now
@@ -259,7 +259,7 @@ def _timer(row: Row) -> Timer:
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
-    """Return the parameters of `put`. No command leads to a timer that is settled otherwise than by its cancel."""
+    """Return the parameters of `put`. Commands settle a timer only by a cancel, so `settled_at` is its instant."""
     schedule = timer.schedule
     return {
         **_position_parameters(timer),
