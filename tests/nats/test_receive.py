@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.harness.processes import NatsServer
-from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.receiving import Publisher, publisher
+from tests.harness.waiting import until
 from timer_service.client import (
     DueTimeReached,
     Event,

@@ -11,23 +11,18 @@ from pydantic_core import to_json
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import Cause, cause_columns, read_cause
 from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.message import Position, Trace
 from timer_service.runs.draft import RunState
 from timer_service.runs.graph import Edge, Edges, write_needed_by, write_needs
 from timer_service.runs.messages import JobStatus, RunStatus
 from timer_service.runs.pending import Pending
-from timer_service.runs.rules import Group, Job, Run, RunKey
+from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
 
 _RUN_FIELDS = tuple(name for name in Run._fields if name not in {"key", "position", "cause"})
 """The fields of a run that are columns."""
-RUN_COLUMNS = (
-    *RunKey._fields,
-    *_RUN_FIELDS,
-    "position_epoch",
-    "position_sequence",
-    *cause_columns(Cause()),
-)
+RUN_COLUMNS = (*RunKey._fields, *_RUN_FIELDS, *position_columns(NO_POSITION), *cause_columns(Cause()))
 _READ = Job._fields[: Job._fields.index("payload_bytes") + 1]
 """The fields of a job that are read back, in the order of the columns."""
 _COLUMN_OF = {"name": "job_name", "group": "group_name"}
@@ -157,7 +152,7 @@ def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str
 
 
 def _pending_key(key: RunKey, position: Position) -> dict[str, Any]:
-    return {**key._asdict(), "position_epoch": position.epoch, "position_sequence": position.sequence}
+    return {**key._asdict(), **position_columns(position)}
 
 
 def job_parameters(key: JobKey) -> dict[str, str]:
@@ -172,8 +167,7 @@ def _run(run: Run) -> dict[str, Any]:
         **{name: getattr(run, name) for name in _RUN_FIELDS},
         "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
-        "position_epoch": run.position.epoch,
-        "position_sequence": run.position.sequence,
+        **position_columns(run.position),
         **cause_columns(run.cause),
     }
 
@@ -223,7 +217,7 @@ def read_run(row: Row) -> Run:
     """Return the run in a row of the table `runs`."""
     run = Run(
         key=run_key(row),
-        position=Position(row["position_epoch"], row["position_sequence"]),
+        position=read_position(row),
         cause=read_cause(row),
         **{name: row[name] for name in _RUN_FIELDS},
     )
@@ -248,7 +242,7 @@ def read_group(row: Row) -> Group:
 def read_pending(row: Row) -> Pending:
     """Return the command of a row of `run_pending_commands`."""
     return Pending(
-        Position(row["position_epoch"], row["position_sequence"]),
+        read_position(row),
         row["command_id"],
         row["command_type"],
         row["payload"],

@@ -15,6 +15,7 @@ from timer_service.core.due.isolate import Failed, Isolated, Retries, Retry, iso
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.positions import read_position
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import Backoff
@@ -22,7 +23,7 @@ from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
-from timer_service.signals.firing_store import FIRINGS, FiringKey, defined_of, key_of, position_of, signal_of
+from timer_service.signals.firing_store import FIRINGS, FiringKey, key_of, signal_of
 from timer_service.signals.firings import FiringStatus, refusal
 from timer_service.signals.signal import Key, Signal, fire
 
@@ -84,11 +85,13 @@ class FiringWorker:
         signals = dict(before)
         fired: list[Row] = []
         refused: dict[FiringKey, str] = {}
-        for row in sorted(ready, key=position_of):  # the oldest cause of a signal fires, and the next ones are refused
+        for row in sorted(
+            ready, key=read_position
+        ):  # the oldest cause of a signal fires, and the others are refused
             signal = signals.get(signal_of(row))
             if signal is None:
                 refused[key_of(row)] = "the signal does not exist"
-            elif (reason := refusal(signal, defined_of(row), position_of(row))) is not None:
+            elif (reason := refusal(signal, read_position(row, "defined"), read_position(row))) is not None:
                 refused[key_of(row)] = reason
             else:
                 signals[signal.key] = fire(signal, now)

@@ -10,9 +10,10 @@ from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
-from timer_service.core.values.message import Command, Position, Trace
+from timer_service.core.values.message import Command, Trace
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Requested, Schedule, Timer
 
@@ -248,7 +249,7 @@ def _timer(row: Row) -> Timer:
     return Timer(
         key=Key(row["tenant_id"], row["service_call_id"]),
         state=State(row["state"]),
-        position=Position(row["position_epoch"], row["position_sequence"]),
+        position=read_position(row),
         registered_at=row["registered_at"],
         schedule=Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"])),
         available_at=row["available_at"],
@@ -277,12 +278,7 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 def _position_parameters(timer: Timer) -> Mapping[str, Any]:
     """Return the parameters of `move`: the key and the position."""
-    return {
-        "tenant_id": timer.key.tenant_id,
-        "service_call_id": timer.key.service_call_id,
-        "position_epoch": timer.position.epoch,
-        "position_sequence": timer.position.sequence,
-    }
+    return {**timer.key._asdict(), **position_columns(timer.position)}
 
 
 _SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer
