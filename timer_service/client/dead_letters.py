@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from timer_service.client.checks import (
+    check_count,
     check_mapping,
     check_name,
     check_reason,
@@ -82,13 +83,11 @@ class Events(Resource):
 
         `event` is the whole event as it was received. Raises `CommandError` if the service rejects the command.
         """
-        if check_whole("attempts", attempts) < 1:
-            raise ValueError("attempts must be at least 1")
         fields = {
             "consumer": check_name("consumer", consumer),
             "event": check_mapping("event", event),
             "reason": check_reason(reason),
-            "attempts": attempts,
+            "attempts": check_count("attempts", attempts),
         }
         return await self._connection.send("ParkEvent", tenant, fields, timeout_seconds)
 

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, dataclass_transform, get_args, get_origin
 
 from timer_service.client.errors import TimerServiceError
+from timer_service.core.values.address import kebab
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -346,7 +347,7 @@ def read_event(body: bytes) -> Event:
 
 def message_of(kind: type[Event]) -> str:
     """Return the part of the subject that events of a type have in common, such as `due-time-reached`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.wire_type).replace(".", "-").lower()
+    return kebab(kind.wire_type)
 
 
 class _Part(NamedTuple):

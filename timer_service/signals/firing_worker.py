@@ -85,9 +85,7 @@ class FiringWorker:
         signals = dict(before)
         fired: list[Row] = []
         refused: dict[FiringKey, str] = {}
-        for row in sorted(
-            ready, key=read_position
-        ):  # the oldest cause of a signal fires, and the others are refused
+        for row in sorted(ready, key=read_position):  # the oldest cause of a signal fires, and the others are refused
             signal = signals.get(signal_of(row))
             if signal is None:
                 refused[key_of(row)] = "the signal does not exist"

@@ -87,7 +87,9 @@ def _generality(handler: Handler) -> tuple[bool, bool, bool]:
 
 def _inspect(function: Callable[[Any], Any], kind: type[Event]) -> tuple[Any, bool]:
     """Return the type of data that the first annotated parameter names, or None, and whether the function is async."""
-    target = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
+    target = function
+    if not inspect.isroutine(function):  # an object with __call__
+        target = getattr(type(function), "__call__", function)  # noqa: B004
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target)
     try:
         hints = get_type_hints(inspect.unwrap(target))

@@ -152,7 +152,7 @@ class Runner:
         finally:
             del self._lanes[key]
             self._drop(delivery)
-            for each in lane:
+            for each in lane:  # all of them first: another cancellation can end the waits
                 self._drop(each)
             for each in lane:
                 await each.retry()
@@ -161,10 +161,7 @@ class Runner:
         """Try a delivery until it is settled."""
         attempt = delivery.attempt
         while True:
-            if self._slots.locked():
-                async with self._interruptible(delivery):
-                    await self._slots.acquire()
-            else:  # this does not wait
+            async with self._interruptible(delivery):
                 await self._slots.acquire()
             try:
                 result = await self._try(delivery, attempt)
@@ -184,7 +181,7 @@ class Runner:
     async def _try(self, delivery: Delivery, attempt: int) -> Result:
         if self._judge(delivery) is Arrival.PARK:
             reason = f"it was delivered {delivery.attempt} times, and each time the process ended or lost it"
-            return await self._attempts.park(delivery, reason)
+            return await self._attempts.give_up(delivery, reason, delivery.attempt)
         return await self._attempts.run(delivery, attempt)
 
     @asynccontextmanager
