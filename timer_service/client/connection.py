@@ -201,6 +201,7 @@ class Connection:
     async def _pages(
         self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
+        """Iterate over the pages of an answer."""
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
             yield page

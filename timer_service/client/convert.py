@@ -68,6 +68,10 @@ def _plain(value: Any) -> Any:
 
 
 def _declared(function: Callable[..., Any], name: str) -> Any:
+    """Return the declared type of a parameter, or of the result (`return`), of anything that can be called.
+
+    An annotation that is a text is looked up among the variables of its module.
+    """
     while isinstance(function, partial):
         function = function.func
     function = unwrap(function)

@@ -257,6 +257,7 @@ def _read(message: Msg) -> DeadLetter:
 
 
 def _letter(subject: str, sequence: int, stored_at: datetime | None, headers: dict[str, Any], size: int) -> DeadLetter:
+    """Return a dead letter without its headers and its body."""
     *_, tenant, message = subject.split(".")
     assert stored_at is not None  # noqa: S101 - the server always sends it
     return DeadLetter(

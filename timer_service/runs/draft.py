@@ -183,12 +183,10 @@ class Draft:
         }
         added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
-        for name, edges in to_jobs.items():
-            self.downstream[name] = [*self.downstream.get(name, ()), *edges]
-        for name, edges in to_groups.items():
-            self.downstream_of_groups[name] = [*self.downstream_of_groups.get(name, ()), *edges]
+        _append(self.downstream, to_jobs)
+        _append(self.downstream_of_groups, to_groups)
         for job in [self.jobs[edge.job] for edge in resolved]:
-            if job.is_waiting:
+            if job.is_waiting:  # it needs the new jobs in place of the group
                 open_needs = job.open_needs + needs.get(job.name, 0)
                 self.jobs[job.name] = job._replace(open_needs=open_needs, open_groups=job.open_groups - 1)
         from_ended = (edge for name, edges in to_jobs.items() if self.jobs[name].ended for edge in edges)
@@ -284,6 +282,12 @@ class Draft:
 def _count_needs(edges: Edges) -> Counter[str]:
     """Return how many needs each job has."""
     return Counter(edge.job for from_one in edges.values() for edge in from_one)
+
+
+def _append(known: dict[str, Sequence[Edge]], added: Edges) -> None:
+    """Add edges at the end of those of the same upstream."""
+    for name, edges in added.items():
+        known[name] = [*known.get(name, ()), *edges]
 
 
 def _new_job(job: NewJob, group: str | None, needs: int, groups: int, attempt: int) -> Job:

@@ -170,8 +170,10 @@ def _key(command: Command) -> RunKey:
 
 
 def _result(end: End, command: Command, after: Run, wake_at: int | None) -> CommandResult:
-    """Return the result of a command. Without events to publish (`wake_at`), the next work is the sweep of the run."""
+    """Return the result of a command. `wake_at` is when events are published; if None, the next work is the sweep."""
     if isinstance(end, Excess):
         return CommandResult(Outcome.OVER_QUOTA, view=end.view)
-    view: View | None = None if command.reply_to is None or not after.started else lambda: {"run": run_view(after)}
+    view: View | None = None
+    if command.reply_to is not None and after.started:
+        view = lambda: {"run": run_view(after)}  # noqa: E731 - short
     return CommandResult(end, after.sweep_at if wake_at is None else wake_at, view)

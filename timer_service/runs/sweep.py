@@ -109,9 +109,10 @@ class Sweep:
         return Pass(swept, await self._next_pass_at(now, has_swept=swept > 0, has_locked=locked > 0))
 
     async def _next_pass_at(self, now: int, *, has_swept: bool, has_locked: bool) -> int | None:
-        """Return when the next sweep is due: soon if jobs wait for the stream, or runs for a lock. None: never.
+        """Return when the next pass is due. None: never.
 
-        If something due could not be swept in this pass, the next pass waits, too, so that the loop does not spin.
+        It is in a second if jobs wait for the stream or runs for a lock, and if a pass has swept nothing of what is
+        due: otherwise the loop would spin.
         """
         if self._overdue or has_locked:
             return now + _RECHECK_MS

@@ -251,6 +251,7 @@ class Subscription:
         await self._request({"batch": self._room(), **limits})
 
     async def _request(self, pull: Mapping[str, Any]) -> None:
+        """Send a pull, and expect as many messages as it asks for."""
         if not self._expected:
             self._heard_at = time.monotonic()
         self._expected += pull["batch"]
