@@ -108,7 +108,6 @@ class ScheduleTimer(TimerPayload):
     """Publish a `DueTimeReached` at `dueAt` or after `dueIn`. A newer ScheduleTimer for this call replaces it."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_is_set("dueAt"), _is_set("dueIn")]})
-    type: ClassVar[str] = "ScheduleTimer"
 
     due_in: Duration | None = Field(
         default=None, description="The time from when the broker stores the command to the due time, at most 366 days."
@@ -190,13 +189,9 @@ _validate = SchemaValidator(
 class CancelTimer(TimerPayload):
     """Cancel the timer if it has not fired yet."""
 
-    type: ClassVar[str] = "CancelTimer"
-
 
 class CancelTimers(TenantPayload):
     """Cancel every timer whose id begins with `prefix` and that has not fired yet. Newer commands win."""
-
-    type: ClassVar[str] = "CancelTimers"
 
     prefix: Identifier
 
@@ -204,14 +199,12 @@ class CancelTimers(TenantPayload):
 class RetryTimer(TimerPayload):
     """Publish the event of a Failed timer now. The count of attempts starts again at 0."""
 
-    type: ClassVar[str] = "RetryTimer"
     is_operator_action: ClassVar[bool] = True
 
 
 class DueTimeReached(TenantPayload):
     """The due time of a timer was reached. If the event is sent more than once, the envelope id is the same."""
 
-    type: ClassVar[str] = "DueTimeReached"
     has_topic: ClassVar[bool] = True
 
     service_call_id: Identifier
@@ -223,7 +216,6 @@ class DueTimeReached(TenantPayload):
 class TimerExpired(TenantPayload):
     """A timer fired at or after its expiry. If the event is sent more than once, the envelope id is the same."""
 
-    type: ClassVar[str] = "TimerExpired"
     has_topic: ClassVar[bool] = True
 
     service_call_id: Identifier
@@ -234,8 +226,6 @@ class TimerExpired(TenantPayload):
 
 class TimersCancelled(TenantPayload):
     """A CancelTimers is finished: `count` timers were cancelled. The envelope id is the same each time it is sent."""
-
-    type: ClassVar[str] = "TimersCancelled"
 
     command_id: Identifier
     prefix: Identifier
