@@ -72,11 +72,7 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
 
     An annotation that is a text is looked up among the variables of its module.
     """
-    while isinstance(function, partial):
-        function = function.func
-    function = unwrap(function)
-    if not hasattr(function, "__annotations__"):  # an object with __call__
-        function = type(function).__call__
+    function = _code_of(function)
     kind = getattr(function, "__annotations__", {}).get(name, Any)
     if not isinstance(kind, str):
         return type(None) if kind is None else kind
@@ -86,6 +82,14 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
         return get_type_hints(holder, variables, include_extras=True)[name]
     except NameError as error:
         raise ValueError(f"the annotation {kind!r} of {function.__qualname__} is not defined: {error}") from error
+
+
+def _code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs if something is called: without partials and wrappers, or its `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    function = unwrap(function)
+    return function if hasattr(function, "__annotations__") else type(function).__call__
 
 
 @cache

@@ -51,6 +51,7 @@ async def handle(
     of_run = defaultdict[RunKey, list[Command]](list)
     for key, command in keyed:
         of_run[key].append(command)
+    # A run without a row keeps commands that come before its StartRun.
     runs = {key: locked.get(key) or Run(key, None, NO_POSITION, now, settled_at=now) for key in of_run}
     before = await loader.load(tx, runs, of_run, evaluating=evaluating)
     after, ends = await _apply(before, keyed, quotas.admission(tx, now), now, evaluating=evaluating)

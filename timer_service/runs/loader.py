@@ -196,7 +196,8 @@ class Loader:
     async def read_affected_jobs(self, succeeded: Names, failed: Names) -> None:
         """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not.
 
-        `succeeded` and `failed` name the ended jobs. Those that exist have been read.
+        `succeeded` and `failed` name the ended jobs. Those that exist have been read. Skipped jobs are found level by
+        level; a run with too many levels is read as a whole.
         """
         ended = {key: {*succeeded.get(key, ()), *failed.get(key, ())} for key in {*succeeded, *failed}}
         seen = {key: names & self._jobs[key].keys() for key, names in ended.items()}

@@ -66,21 +66,22 @@ async def _add_new(
 
 
 def _first_schedules(commands: Sequence[Command]) -> Mapping[tuple[str, str], int]:
-    """Return the number of the first ScheduleTimer on each timer that no other command names before it.
+    """Return the number of the first ScheduleTimer on each timer, unless another command on the timer comes before it.
 
-    The keys are those of timers, as plain tuples: they take less time, and most commands are such.
+    The keys are plain tuples, which take less time than `Key`.
     """
     first: dict[tuple[str, str], int] = {}
     others: set[tuple[str, str]] = set()
     for number, command in enumerate(commands):
         payload = command.payload
-        if isinstance(payload, PlainTimer):
+        if isinstance(payload, PlainTimer):  # most are
             key = payload[:2]
         elif isinstance(payload, ScheduleTimer):
             key = rules.key_of(command)
+        elif isinstance(payload, CancelTimers):  # it names no timer
+            continue
         else:
-            if not isinstance(payload, CancelTimers):
-                others.add(rules.key_of(command))
+            others.add(rules.key_of(command))
             continue
         if key not in others:
             first.setdefault(key, number)
