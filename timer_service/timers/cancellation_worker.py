@@ -17,6 +17,8 @@ from timer_service.timers.cancellations import Cancellation, read_cancellation
 
 MOST_TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms."""
+_LEAST_TIMERS = 2
+"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
 MOST_TENANTS = 20
 """How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _key_of = itemgetter(*cancellations.CANCELLATIONS.key)
@@ -54,7 +56,7 @@ class CancellationWorker:
     async def _handle(self, tx: Transaction, tenants: Sequence[str], now: int) -> int:
         """Handle one page of each tenant. Return how many had a page."""
         due = list(map(read_cancellation, await self._rows.lock_oldest(tx, tenants, now)))
-        share = MOST_TIMERS // max(len(due), 1)
+        share = max(MOST_TIMERS // max(len(due), 1), _LEAST_TIMERS)
         unfinished: list[Cancellation] = []
         finished: list[Cancellation] = []
         for cancellation in due:
