@@ -278,7 +278,8 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 def _position_parameters(timer: Timer) -> Mapping[str, Any]:
     """Return the parameters of `move`: the key and the position."""
-    return {**timer.key._asdict(), **position_columns(timer.position)}
+    tenant, call = timer.key
+    return {"tenant_id": tenant, "service_call_id": call, **position_columns(timer.position)}
 
 
 _SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer
