@@ -85,12 +85,14 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
 
 
 async def _save_jobs(tx: Transaction, pairs: Iterable[tuple[RunState, RunState]]) -> None:
-    """Write the added and the changed jobs of runs, of which there are two states each, and their outputs."""
+    """Write the jobs that were added or have changed between two states of each run, and their outputs."""
     new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
     await tx.insert(_INSERT_JOB, new_jobs)
     changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
     await _update_jobs(tx, [(key, job) for key, job, _ in changed])
-    begun_again = defaultdict[RunKey, list[str]](list)  # by a RetryRun
+    begun_again = defaultdict[RunKey, list[str]](
+        list
+    )  # by a RetryRun, so their outputs are those of an earlier attempt
     for key, job, was in changed:
         if job.attempt != was.attempt:
             begun_again[key].append(job.name)
