@@ -36,12 +36,12 @@ NEXT = ("next_available", "due_tenants")
 SELECT = (*NEXT, "count_available", "next_available_after", "due", "due_of_tenant", "due_by_key")
 OLDEST = (*NEXT, "oldest_of_tenant")
 DUE: dict[DueTable, Sequence[str]] = {
-    CANCELLATIONS: OLDEST,
+    CANCELLATIONS: (*OLDEST, "postpone"),
     BACKFILLS: (*OLDEST, "postpone"),
     SCHEDULES: (*SELECT, "postpone"),
-    FIRINGS: SELECT,
+    FIRINGS: (*SELECT, "postpone"),
     UNEVALUATED: (*NEXT, "due_of_tenant", "due_by_key"),
-    ANNOUNCEMENTS: SELECT,
+    ANNOUNCEMENTS: (*SELECT, "postpone"),
     OVERDUE: (*NEXT, "due_of_tenant", "due_by_key", "postpone"),
 }
 """The tables of workers, and the statements that each of them runs."""

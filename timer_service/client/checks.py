@@ -82,6 +82,12 @@ def check_whole(argument: str, number: Any) -> int:
     return int(number)
 
 
+def check_count(argument: str, number: Any) -> int:
+    """Return a whole number that is at least 1."""
+    _require(check_whole(argument, number) >= 1, argument, "at least 1")
+    return int(number)
+
+
 def check_seconds(argument: str, seconds: Any) -> float:
     """Return a number of seconds."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and not isnan(seconds)

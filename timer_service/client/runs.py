@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from timer_service.client.answers import read_rows
-from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, check_whole, optional
+from timer_service.client.checks import check_choice, check_count, check_identifier, check_list, check_mapping, optional
 from timer_service.client.events import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
 from timer_service.client.models import Outcome, Run, RunGraph, RunJob
 from timer_service.client.names import ReportedStatus, RunStatus
@@ -62,13 +62,11 @@ class Runs(Resource):
 
         `attempt` is that of the `JobReady`. With it, a late report changes no later attempt of the run.
         """
-        if attempt is not None and check_whole("attempt", attempt) < 1:
-            raise ValueError("attempt must be at least 1")
         fields = {
             "jobName": check_identifier("job", job),
             "status": check_choice("status", status, ReportedStatus),
             "outputs": optional(check_mapping, "outputs", outputs),
-            "attempt": attempt,
+            "attempt": optional(check_count, "attempt", attempt),
         }
         return await self._send("ReportJobStatus", tenant, run_id, timeout_seconds, **fields)
 

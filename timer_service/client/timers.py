@@ -139,6 +139,7 @@ class Timers(Resource):
         return self._connection.events(tenant, *with_topics("due-time-reached", "timer-expired"), "timers-cancelled")
 
     def _schedule_command(self, timer: NewTimer) -> Command:
+        """Return the command of a timer. Raises ValueError with the name of a wrong argument."""
         if (timer.due_at is None) == (timer.due_in is None):
             raise ValueError("due_at or due_in must be given, and not both")
         fields = given(

@@ -210,7 +210,7 @@ class Workflows(Resource):
         following = asyncio.ensure_future(anext(events))
         try:
             while True:
-                # There may be 8 MiB of effects: it reads one.
+                # `limit`: its effects, which may have 8 MiB, are not needed.
                 detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow_id, _QUERY_SECONDS, limit=1)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow_id}")

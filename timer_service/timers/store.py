@@ -10,9 +10,10 @@ from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
-from timer_service.core.values.message import Command, Position, Trace
+from timer_service.core.values.message import Command, Trace
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Requested, Schedule, Timer
 
@@ -129,7 +130,7 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
 
 
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
-    """Return how much each tenant has by the rows of new timers."""
+    """Return how much more each tenant has when the rows of new timers are inserted."""
     pending, data = Counter[str](), Counter[str]()
     for usual, _, text in new:
         tenant, is_pending = usual[0], usual[_DUE_AT] > now
@@ -249,7 +250,7 @@ def _timer(row: Row) -> Timer:
     return Timer(
         key=Key(row["tenant_id"], row["service_call_id"]),
         state=State(row["state"]),
-        position=Position(row["position_epoch"], row["position_sequence"]),
+        position=read_position(row),
         registered_at=row["registered_at"],
         schedule=Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"])),
         available_at=row["available_at"],
@@ -260,7 +261,7 @@ def _timer(row: Row) -> Timer:
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
-    """Return the parameters of `put`. No command leads to a timer that is settled otherwise than by its cancel."""
+    """Return the parameters of `put`. Commands settle a timer only by a cancel, so `settled_at` is its instant."""
     schedule = timer.schedule
     return {
         **_position_parameters(timer),
@@ -278,12 +279,8 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 def _position_parameters(timer: Timer) -> Mapping[str, Any]:
     """Return the parameters of `move`: the key and the position."""
-    return {
-        "tenant_id": timer.key.tenant_id,
-        "service_call_id": timer.key.service_call_id,
-        "position_epoch": timer.position.epoch,
-        "position_sequence": timer.position.sequence,
-    }
+    tenant, call = timer.key
+    return {"tenant_id": tenant, "service_call_id": call, **position_columns(timer.position)}
 
 
 _SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer

@@ -12,9 +12,9 @@ import pytest
 
 from tests.harness.builders import cancel_timer, command_address, raw_command
 from tests.harness.clock import NOW, ManualClock
-from tests.harness.instance import until
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
+from tests.harness.waiting import until
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.memory.log import MemoryLog
