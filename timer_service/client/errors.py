@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:  # the models raise these errors
     from timer_service.client.workflow_models import Workflow, WorkflowError
 
 _Error = TypeVar("_Error", bound=BaseException)
+_MOST_TEXT = 4096
+_MOST_SHOWN = 5
+"""The most errors of an exception group that are shown."""
 
 
 class TimerServiceError(Exception):
@@ -89,6 +93,17 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
             unvisited += reversed(each.exceptions)
         else:
             yield each
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, followed by the first errors in it if it is a group. Raises nothing."""
+    try:
+        if not isinstance(error, BaseExceptionGroup):
+            return str(error)[:_MOST_TEXT]
+        shown = (f"{type(each).__name__}: {str(each)[:_MOST_TEXT]}" for each in islice(leaves_of(error), _MOST_SHOWN))
+        return f"{str(error)[:_MOST_TEXT]}: {'; '.join(shown)}"
+    except BaseException:  # noqa: BLE001 - code of the user
+        return "(the text of this error cannot be shown, because its __str__ raises an error)"
 
 
 def errors_in(error: BaseException, kind: type[_Error]) -> list[_Error]:

@@ -2,17 +2,14 @@
 
 import traceback
 from datetime import timedelta
-from itertools import islice
 from typing import NamedTuple
 
 from timer_service.client.errors import PermanentError as PermanentError  # noqa: PLC0414 - part of this module's API
-from timer_service.client.errors import leaves_of
+from timer_service.client.errors import text_of
 from timer_service.worker.names import name_of
 
 MAX_TEXT_BYTES = 4096
 _MAX_TYPE = 200
-_MOST_SHOWN = 5
-"""The most errors of an exception group that are shown."""
 _MOST_CALLS = 20
 """The most calls of a traceback that are shown, the innermost ones."""
 
@@ -33,25 +30,13 @@ def describe_error(error: BaseException) -> ErrorText:
     It raises nothing, even if the text of a user's error cannot be read.
     """
     name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
-    return ErrorText(name or "Exception", _cut(_text_of(error)))
+    return ErrorText(name or "Exception", _cut(text_of(error)))
 
 
 def trace_of(error: BaseException) -> str:
     """Return the type of an error and its traceback, for the log. It says where the text is, which may have values."""
     calls = "".join(traceback.format_tb(error.__traceback__, -_MOST_CALLS))
     return f"{describe_error(error).type} ({_WHERE})\n{calls}".rstrip()
-
-
-def _text_of(error: BaseException) -> str:
-    """Return the text of an error, followed by the first errors in it if it is a group."""
-    try:
-        text = str(error)[:MAX_TEXT_BYTES]
-        if not isinstance(error, BaseExceptionGroup):
-            return text
-        shown = (f"{type(each).__name__}: {str(each)[:MAX_TEXT_BYTES]}" for each in leaves_of(error))
-        return f"{text}: {'; '.join(islice(shown, _MOST_SHOWN))}"
-    except BaseException:  # noqa: BLE001 - code of the user
-        return "(the text of this error cannot be shown, because its __str__ raises an error)"
 
 
 def _cut(text: str) -> str:

@@ -254,7 +254,9 @@ def test_errors_as_text() -> None:
 
     assert describe(KeyError("x")) == "KeyError: 'x'"
     assert describe(ValueError()) == "ValueError"
-    assert describe(Broken()) == "Broken: (its text cannot be shown)"
+    assert describe(Broken()) == "Broken: (the text of this error cannot be shown, because its __str__ raises an error)"
+    group = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("", [KeyError("b")])])
+    assert describe(group) == "ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'"
     assert describe(ValueError("\ud800" * 2000)) == f"ValueError: {'?' * 1000}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import NamedTuple
 
-from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater, errors_in, leaves_of
+from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater, errors_in, leaves_of, text_of
 from timer_service.client.events import Event
 from timer_service.client.receive.delivery import LONGEST_DELAY, Delivery, retry_delay
 from timer_service.client.receive.handlers import Handler, Handlers
@@ -192,11 +192,8 @@ class Attempts:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the text of an error. Raises nothing, whatever the error of a user does."""
-    try:
-        text = str(error).encode(errors="replace").decode()[:MOST_REASON]
-    except Exception:  # noqa: BLE001 - code of the user
-        text = "(its text cannot be shown)"
+    """Return the type and the text of an error."""
+    text = text_of(error).encode(errors="replace").decode()[:MOST_REASON]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -33,6 +33,7 @@ _EXPRESSIONS = (  # whole expressions, and the remedy with the groups of the for
     ),
     (r"AT ?\(.*", "`at(...)` is one instant; schedule a timer instead"),
     (r".* /.*", "the expression has a command; leave it out, and its user, and write five fields"),
+    (r"(?:R\d*/)(PT\S+)", f"{_EVERY}; write {{}}"),
     (r"P\d+[YM].*|R\d*/.*|.*\b(FREQ|INTERVAL)=.*", _CALENDAR),
     (r"P[\dT].*|(\d+(\.\d+)?(MS|S|M|H|D|W))+|RATE ?\(.*", f"{_EVERY}, such as PT5M for five minutes"),
     (
@@ -126,7 +127,11 @@ def _advise_quartz(cron: str, is_valid: IsValid) -> str | None:
 
 def _with_year(cron: str, year: str) -> str:
     """Return the advice to write an expression, without its year."""
-    return f"write `{cron}`" if year == "*" else f"write `{cron}`, with `startAt` and `endAt` for the year {year[:9]}"
+    return (
+        f"write `{cron}`"
+        if year in {"*", "?"}
+        else f"write `{cron}`, with `startAt` and `endAt` for the year {year[:9]}"
+    )
 
 
 def _weekdays(field: str) -> str | None:
