@@ -39,7 +39,7 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
+from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening, read_left_bodies
 from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import StartError
@@ -67,7 +67,6 @@ _FAR_BEHIND_BYTES = 32 * 1024 * 1024
 _LARGE_BYTES = 8 * 1024
 _COST_OF_A_BODY = 40 * 1024
 """To read one small body by itself takes as long as to read and store so many bytes."""
-_BODIES_AT_ONCE = 32
 _END_OF_HEADERS = b"\r\n\r\n"
 _NO_LINES = b"NATS/1.0" + _END_OF_HEADERS
 _SIZE_HEADER = re.compile(rb"\r\nNats-Msg-Size: (\d{1,8})\r\n\r\n\Z")
@@ -170,7 +169,8 @@ class NatsLog:
             if self._buffer:
                 batch = self._take(limit, most_bytes)
                 await self._keep_pulling(most_bytes)  # so that more arrives while the batch is handled
-                return await self._with_small_bodies(batch)
+                await read_left_bodies(self, (each for each in batch.commands if each.size <= _LARGE_BYTES))
+                return batch
             if (left := until - time.monotonic()) <= 0:
                 break
             self._arrived.clear()
@@ -390,16 +390,6 @@ class NatsLog:
         batch = LogBatch(taken, self._behind + len(self._buffer))
         if _delays_others(batch):
             self._leave_bodies_until = max(self._leave_bodies_until, time.monotonic() + 1)
-        return batch
-
-    async def _with_small_bodies(self, batch: LogBatch) -> LogBatch:
-        """Read the small bodies of a batch that were left in the stream, and put them into their commands."""
-        small = [each for each in batch.commands if each.left_bytes and each.size <= _LARGE_BYTES]
-        for at in range(0, len(small), _BODIES_AT_ONCE):
-            commands = small[at : at + _BODIES_AT_ONCE]
-            for command, body in zip(commands, await asyncio.gather(*map(self.body, commands)), strict=True):
-                if body is not None:
-                    command.body, command.left_bytes = body, 0
         return batch
 
     def _receive(self, messages: Sequence[ReadMessage]) -> None:

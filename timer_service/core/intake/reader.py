@@ -23,7 +23,7 @@ from timer_service.core.intake.apply import Decoded, Done
 from timer_service.core.intake.commit import Commits
 from timer_service.core.intake.crash_care import SUSPECT_MS, CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
-from timer_service.core.intake.decoder import decode, parts, reject
+from timer_service.core.intake.decoder import LARGE_BYTES, decode, reject
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.trouble import Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, Shares, divide
@@ -31,11 +31,12 @@ from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, 
 from timer_service.core.ports.clock import Clock
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Health, OutageLog, worst
-from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError
+from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError, read_left_bodies
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import Code, Rejection, StartError
 from timer_service.core.values.message import Command
+from timer_service.core.values.parts import split
 from timer_service.core.values.raw_command import RawCommand
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ class LogReader:
     async def _apply_batch(self, batch: LogBatch) -> None:
         """Apply or store the commands of a batch, one part after the other."""
         behind = await self._behind_for_others(batch)
-        for part in parts(batch.commands, self._budget.part):
+        for part in split(batch.commands, _counted_bytes, max_bytes=self._budget.part):
             await self._apply_part(part, behind)
 
     async def _behind_for_others(self, batch: LogBatch) -> int:
@@ -341,7 +342,7 @@ class LogReader:
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
         raws = [raw for row in rows for raw in row.next]
-        await self._read_left_bodies(raws)
+        await read_left_bodies(self._log, raws)
         if CrashCare.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:
@@ -360,13 +361,6 @@ class LogReader:
             else:
                 self._record_success(done)
                 return [row.tenant for row, _ in applied_of_rows(rows, done.number)]
-
-    async def _read_left_bodies(self, raws: Sequence[RawCommand]) -> None:
-        """Put the bodies that were left in the log into the commands. Those that the log has removed stay empty."""
-        left = [raw for raw in raws if raw.left_bytes]
-        for raw, body in zip(left, await asyncio.gather(*map(self._log.body, left)), strict=True):
-            if body is not None:
-                raw.body, raw.left_bytes = body, 0
 
     async def _end_failed_attempt(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
         """Let a tenant wait whose next command failed alone, or make the command a dead letter.
@@ -405,6 +399,11 @@ class LogReader:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
+
+
+def _counted_bytes(raw: RawCommand) -> int:
+    """Return how much of a part a command takes. A large one is stored without being decoded, unless it comes alone."""
+    return raw.size if raw.size <= LARGE_BYTES else 0
 
 
 def _may_divide(error: Exception) -> bool:
