@@ -223,17 +223,14 @@ class App:
         A timer that one of these commands cancels or moves must not fire before, for example after a restore.
         """
         gate = BacklogGate(self._broker, self._database)
-        while not await self._is_open(gate):  # noqa: ASYNC110 - nothing says when it opens
+        is_open = False
+        while not is_open:
+            try:
+                is_open = await gate.is_open(self._clock.now())
+            except DatabaseUnavailableError as error:  # the loops report it
+                log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
             await asyncio.sleep(_LOOK_SECONDS)
         self._caught_up.set()
-
-    async def _is_open(self, gate: BacklogGate) -> bool:
-        """Return whether the workers may begin; not while the database cannot be read."""
-        try:
-            return await gate.is_open(self._clock.now())
-        except DatabaseUnavailableError as error:  # the loops report it
-            log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
-            return False
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
         """Start the loops and the reader. The loops of workers begin after the catch-up, the other loops at once."""

@@ -36,16 +36,18 @@ class WorkerRequests:
         self._polls = self._queue([POLL_TASKS])
         self._others = self._queue(REQUESTS)
         self._gate = BacklogGate(parts.broker, parts.database)
-        self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
-        self._registry = self._dispatcher.registry
+        self._dispatcher = Dispatcher(
+            parts, polling_interval=config.polling_interval, wake=partial(parts.wake, dispatcher.LOOP)
+        )
         self._subscription: RequestSubscription | None = None
         """Set by `open`, as are the next two."""
         self._requests: Requests
         self._kept: list[KeptTask]
-        workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}
+        workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._dispatcher.registry}
         self.loops = [
             build_loop(parts, name, worker, config.polling_interval)
-            for name, worker in (workers if self._enabled else {}).items()
+            for name, worker in workers.items()
+            if self._enabled
         ]
 
     @property
@@ -120,13 +122,10 @@ class WorkerRequests:
             for each in asked:
                 worker_id = getattr(each.request, "worker_id", None)  # a request for effects names no worker
                 if worker_id is not None:
-                    self._registry.record(each.tenant, worker_id)
+                    self._dispatcher.registry.record(each.tenant, worker_id)
             return await handle(tx, asked, now)
 
         return handle_and_record
-
-    def _wake_dispatcher(self, at: int) -> None:
-        self._parts.wake(dispatcher.LOOP, at)
 
 
 def _refuse(request: Request) -> Replies:

@@ -1,6 +1,6 @@
 """The events that commands of one transaction are about, and what the commands change."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -62,14 +62,12 @@ class Batch:
 
     def change(self, command: Command) -> Change | None:
         """Return what a command would change; None if the transaction has no room for the body of its event."""
-        match command.payload:
-            case RetryEvent() as retry:
-                return Change(lambda: self._retry(EventKey(retry.tenant_id, retry.event_id)))
-            case ParkEvent() as park:
-                return self._park(park)
-            case ResubmitEvent() | DropEvent() as payload:
-                return self._take(command, ParkedKey(payload.tenant_id, payload.consumer, payload.event_id))
-        raise AssertionError("the route admits no other payload")
+        key = key_of(command)
+        if isinstance(key, EventKey):
+            return Change(lambda: self._retry(key))
+        if isinstance(command.payload, ParkEvent):
+            return self._park(command.payload, key)
+        return self._take(command, key)
 
     def _retry(self, key: EventKey) -> CommandResult:
         if (state := self._states.get(key)) is None:
@@ -80,8 +78,7 @@ class Batch:
         self.requeued.append(key)
         return CommandResult(Outcome.RETRIED, self._now)
 
-    def _park(self, payload: ParkEvent) -> Change | None:
-        key = ParkedKey(payload.tenant_id, payload.consumer, payload.event.id)
+    def _park(self, payload: ParkEvent, key: ParkedKey) -> Change | None:
         if self._size_of(key) is not None:
             return Change(lambda: CommandResult(Outcome.UNCHANGED))
         body = payload.event.text
@@ -131,16 +128,13 @@ class Batch:
         return self._room == MOST_DATA or size <= self._room
 
 
-def keys_of(commands: Sequence[Command]) -> tuple[set[EventKey], set[ParkedKey]]:
-    """Return the events in the outbox and the parked events that commands are about."""
-    in_outbox: set[EventKey] = set()
-    parked: set[ParkedKey] = set()
-    for command in commands:
-        match command.payload:
-            case RetryEvent() as retry:
-                in_outbox.add(EventKey(retry.tenant_id, retry.event_id))
-            case ParkEvent() as park:
-                parked.add(ParkedKey(park.tenant_id, park.consumer, park.event.id))
-            case ResubmitEvent() | DropEvent() as payload:
-                parked.add(ParkedKey(payload.tenant_id, payload.consumer, payload.event_id))
-    return in_outbox, parked
+def key_of(command: Command) -> EventKey | ParkedKey:
+    """Return the event in the outbox, or the parked event, that a command is about."""
+    match command.payload:
+        case RetryEvent() as retry:
+            return EventKey(retry.tenant_id, retry.event_id)
+        case ParkEvent() as park:
+            return ParkedKey(park.tenant_id, park.consumer, park.event.id)
+        case ResubmitEvent() | DropEvent() as payload:
+            return ParkedKey(payload.tenant_id, payload.consumer, payload.event_id)
+    raise AssertionError("the route admits no other payload")

@@ -37,10 +37,10 @@ from nats.js.errors import NotFoundError
 from timer_service.adapters.nats.api import RawHeaders, request
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import ReadMessage
-from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subjects import Subjects, read_subject
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening, read_left_bodies
-from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Position
@@ -421,7 +421,7 @@ class NatsLog:
             self._has_empty = not (body or block or left)
             size = len(subject) + len(block) + len(body)
             self._buffered += size
-            source, address = _read_subject(subject)
+            source, address = read_subject(Kind.COMMAND, subject)
             self._buffer.append(
                 RawCommand(  # without the names of the fields, because this is called for each command
                     address,
@@ -491,14 +491,6 @@ def _left_bytes(block: bytes) -> tuple[bytes, int]:
         return block, 0
     published = block[: found.start()] + _END_OF_HEADERS
     return b"" if published == _NO_LINES else published, int(found[1])
-
-
-@lru_cache(maxsize=1024)
-def _read_subject(subject: bytes) -> tuple[str, Address]:
-    """Return the subject of a command as text, and its address."""
-    text = decode_text(subject)
-    *_, tenant, message = ("", *text.rsplit(".", 2))
-    return text, Address(Kind.COMMAND, tenant, message)
 
 
 @lru_cache(maxsize=8)

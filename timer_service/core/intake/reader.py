@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 from timer_service.core.due.blame import OF_ENVIRONMENT, Blame, blame
 from timer_service.core.intake import cursor
@@ -55,33 +56,26 @@ _OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
 
 
+@dataclass
 class LogReader:
     """Reads the log and applies the commands until it is stopped."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        database: Database,
-        command_log: CommandLog,
-        clock: Clock,
-        *,
-        batch_size: int,
-        outages: OutageLog,
-        budget: Budget,
-        from_now: bool,
-    ) -> None:
-        """`from_now`: a new database skips the commands that are in the log already."""
-        self._commits = commits
-        self._handlers = commits.handlers
-        self._database = database
-        self._log = command_log
-        self._clock = clock
-        self._batch_size = batch_size
-        self._budget = budget
-        self._from_now = from_now
-        self._trouble = Trouble(outages)
+    commits: Commits
+    database: Database
+    command_log: CommandLog
+    clock: Clock
+    _: KW_ONLY
+    batch_size: int
+    outages: OutageLog
+    budget: Budget
+    from_now: bool
+    """Whether a new database skips the commands that are in the log already."""
+
+    def __post_init__(self) -> None:
+        self._handlers = self.commits.handlers
+        self._trouble = Trouble(self.outages)
         self._name = secrets.token_hex(8)
-        self._waiting = commits.waiting
+        self._waiting = self.commits.waiting
         self._care: CrashCare | None = None
         """None after an orderly stop."""
         self._begun = False
@@ -123,7 +117,7 @@ class LogReader:
     async def stop(self) -> None:
         """Finish the turn in progress, and let another process read."""
         self._stopping.set()
-        await self._log.close()
+        await self.command_log.close()
 
     async def run(self) -> None:
         """Read and apply until stopped. Whatever fails is tried again from the cursor."""
@@ -134,7 +128,7 @@ class LogReader:
                     await self._pause(_LOOK_SECONDS)
                     continue
                 while not self._stopping.is_set():
-                    await self.turn(_IDLE_SECONDS if self._database.exclusive else _KEEP_SECONDS)
+                    await self.turn(_IDLE_SECONDS if self.database.exclusive else _KEEP_SECONDS)
             except LostCursorError:  # the next `begin` finds out whether this process may read again
                 log.info("another process reads the command log")
             except LogUnavailableError as error:
@@ -164,14 +158,14 @@ class LogReader:
 
         Raises `LogUnavailableError`, and `StartError` if the log belongs to another database.
         """
-        taken = await cursor.take(self._database, self._name, self._clock.now())
+        taken = await cursor.take(self.database, self._name, self.clock.now())
         if taken is None:
             return False
         if taken.after_crash:
-            self._care = CrashCare(self._commits, self._clock, self._batch_size)
-        self._commits.place = taken.place
+            self._care = CrashCare(self.commits, self.clock, self.batch_size)
+        self.commits.place = taken.place
         await self._open_log(taken)
-        self._waiting.load(await find_all(self._database.reader))
+        self._waiting.load(await find_all(self.database.reader))
         self._set_health(Health())
         self._begun = True
         return True
@@ -196,11 +190,11 @@ class LogReader:
 
         Log what was found, and store the cursor if it is another one now.
         """
-        opening = await self._log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
-        if taken.is_new and self._from_now and opening.unread:
+        opening = await self.command_log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
+        if taken.is_new and self.from_now and opening.unread:
             log.info("skipping the commands that are in the log already", extra={"count": opening.unread})
-            end = (await self._log.end())._replace(epoch=opening.cursor.epoch)  # `end` does not know the epoch
-            opening = await self._log.open(end, taken.database_id)
+            end = (await self.command_log.end())._replace(epoch=opening.cursor.epoch)  # `end` does not know the epoch
+            opening = await self.command_log.open(end, taken.database_id)
         elif taken.is_new:
             log.info("reading the command log from its beginning", extra={"count": opening.unread})
         elif opening.is_other:
@@ -211,7 +205,7 @@ class LogReader:
         if opening.removed:
             log.error("commands were removed from the log before they were read", extra={"count": opening.removed})
         if opening.cursor != taken.place.cursor:
-            await self._commits.keep(self._commits.place._replace(cursor=opening.cursor))
+            await self.commits.keep(self.commits.place._replace(cursor=opening.cursor))
 
     async def _next_batch(self, seconds: float) -> LogBatch:
         """Return the next commands of the log; none if so much waits that it is not read on.
@@ -219,16 +213,16 @@ class LogReader:
         Waits for commands up to `seconds`, and not longer than until a waiting command may be applied.
         """
         if (next_at := self._waiting.next_at()) is not None:
-            seconds = min(max((next_at - self._clock.now()) / 1000, 0), seconds)
+            seconds = min(max((next_at - self.clock.now()) / 1000, 0), seconds)
         if self._is_full:
             await self._pause(seconds)
             return LogBatch((), 0)
-        return await self._log.read(self._batch_size, self._budget.batch, seconds)
+        return await self.command_log.read(self.batch_size, self.budget.batch, seconds)
 
     async def _renew_lease(self) -> None:
         """Renew the lease of this process once a second if other processes could read. Transactions renew it too."""
-        if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
-            await self._commits.keep(self._commits.place)
+        if not self.database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
+            await self.commits.keep(self.commits.place)
             self._kept_at = time.monotonic()
 
     def _is_turn_of_waiting(self, behind: int) -> bool:
@@ -236,7 +230,7 @@ class LogReader:
 
         While the log has more, it first gets its share of the time.
         """
-        if not self._waiting.has_ready(self._clock.now()):
+        if not self._waiting.has_ready(self.clock.now()):
             return False
         log_had_its_share = time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
         return behind == 0 or log_had_its_share
@@ -244,7 +238,7 @@ class LogReader:
     async def _apply_batch(self, batch: LogBatch) -> None:
         """Apply or store the commands of a batch, one part after the other."""
         behind = await self._behind_for_others(batch)
-        for part in split(batch.commands, _counted_bytes, max_bytes=self._budget.part):
+        for part in split(batch.commands, _counted_bytes, max_bytes=self.budget.part):
             await self._apply_part(part, behind)
 
     async def _behind_for_others(self, batch: LogBatch) -> int:
@@ -257,7 +251,7 @@ class LogReader:
         if batch.behind <= FAR_BEHIND or any(each.address.tenant != tenant for each in batch.commands):
             return batch.behind
         if time.monotonic() > self._others_until:
-            self._has_others = await self._log.has_others(tenant)
+            self._has_others = await self.command_log.has_others(tenant)
             self._others_until = time.monotonic() + _OTHERS_SECONDS
         return batch.behind if self._has_others else 0
 
@@ -274,14 +268,14 @@ class LogReader:
         else:
             shares = divide(part, self._waiting.tenants, behind, self._trouble.stopped)
         decoded = await self._decode(shares.now)
-        self._commits.waits_briefly = time.monotonic() < self._brief_until
+        self.commits.waits_briefly = time.monotonic() < self._brief_until
         try:
-            done = await self._commits.of_log(decoded, shares.later, part[-1])
+            done = await self.commits.of_log(decoded, shares.later, part[-1])
         except Exception as error:
             if not decoded or not _may_divide(error):  # without decoded commands, none can be at fault
                 raise
             self._record_division(error)
-            await self._commits.of_log((), part, part[-1])
+            await self.commits.of_log((), part, part[-1])
         else:
             self._record_success(done)
 
@@ -294,7 +288,7 @@ class LogReader:
         """Log the error of a transaction that is divided. After a lock, the next ones wait only briefly for locks."""
         if blame(error) is Blame.BLOCKED:
             self._brief_until = time.monotonic() + _BRIEF_SECONDS
-            self._commits.waits_briefly = True
+            self.commits.waits_briefly = True
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
 
     def _record_success(self, done: Done) -> None:
@@ -305,15 +299,15 @@ class LogReader:
     async def _apply_waiting(self) -> None:
         """Apply commands of the tenants whose turn it is, in one transaction or more, and put these tenants last."""
         self._working_since = began = time.monotonic()
-        tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size, self._budget.part)
-        rows = await find_first(self._database.reader, tenants)
+        tenants = self._waiting.next_tenants(self.clock.now(), self.batch_size, self.budget.part)
+        rows = await find_first(self.database.reader, tenants)
         if not rows:  # another process has applied them
             raise LostCursorError
         chosen = self._fitting(rows)
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
-            self._waiting.postponed(rows[0].tenant, self._clock.now() + SUSPECT_MS)
+            self._waiting.postponed(rows[0].tenant, self.clock.now() + SUSPECT_MS)
             return
-        self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
+        self.commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._waiting_turn_ended = time.monotonic()
         self._waiting_turn_took = self._waiting_turn_ended - began
@@ -327,11 +321,11 @@ class LogReader:
             return [rows[0]._replace(limit=1)]
         chosen: list[WaitingRow] = []
         number = size = 0
-        others = (row.limited(self._budget.part) for row in rows if not row.is_held_back)
+        others = (row.limited(self.budget.part) for row in rows if not row.is_held_back)
         for row in others:
             number += len(row.next)
             size += sum(raw.size for raw in row.next)
-            if chosen and (number > self._batch_size or size > self._budget.part):
+            if chosen and (number > self.batch_size or size > self.budget.part):
                 break
             chosen.append(row)
         return chosen
@@ -342,14 +336,14 @@ class LogReader:
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
         raws = [raw for row in rows for raw in row.next]
-        await read_left_bodies(self._log, raws)
+        await read_left_bodies(self.command_log, raws)
         if CrashCare.gives_up(rows[0]):
             decoded = [_killed(rows[0].commands[0])]
         else:
             decoded = await self._decode(raws)
         while True:
             try:
-                done = await self._commits.of_waiting(rows, decoded)
+                done = await self.commits.of_waiting(rows, decoded)
             except Exception as error:
                 if not _may_divide(error):
                     raise
@@ -376,15 +370,15 @@ class LogReader:
             attempt += 1
             if self._trouble.record_failure(self._handlers.route_of(command), command, error, attempt):
                 rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")
-                await self._commits.of_waiting([row], [(raw, reject(raw, rejection))])
+                await self.commits.of_waiting([row], [(raw, reject(raw, rejection))])
                 return
-        available_at = self._clock.now() + self._trouble.delay(raw.position)
-        await self._commits.postpone(row, available_at, attempt, error_text(error))
+        available_at = self.clock.now() + self._trouble.delay(raw.position)
+        await self.commits.postpone(row, available_at, attempt, error_text(error))
 
     async def _release(self) -> None:
         """Let another process read at once. If that fails, another one reads when the lease of this one is over."""
         try:
-            await cursor.release(self._database, self._name)
+            await cursor.release(self.database, self._name)
         except Exception as error:  # noqa: BLE001 - this process stops, whatever the error is
             log.warning("could not give the command log up", extra={"reason": error_text(error)})
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.clock import Clock
-from timer_service.core.ports.database import Database
+from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.delays import LONGEST_DELAY
@@ -125,27 +125,24 @@ class ClockRepair:
         reader = self._database.reader
         end = await reader.fetch(rows.sql("page_end"), {"after": after})
         page = {"after": after, "until": end[0]["at"] if end else _END}
-        repaired = 0
-        if await reader.fetch(rows.sql("find_wrong"), page | {"now": self._clock.now()}):
-            repaired = len(
-                await in_transaction(
-                    self._database, lambda tx: tx.fetch(rows.sql("repair"), page | {"now": self._clock.now()})
-                )
-            )
-        if repaired:
-            log.warning(
-                "rows waited for a wrong time, because the clock was ahead",
-                extra={"table": rows.table, "count": repaired},
-            )
+        if not await reader.fetch(rows.sql("find_wrong"), page | {"now": self._clock.now()}):
+            return 0, page["until"]
+
+        async def repair(tx: Transaction) -> Sequence[Row]:
+            return await tx.fetch(rows.sql("repair"), page | {"now": self._clock.now()})
+
+        if repaired := len(await in_transaction(self._database, repair)):
+            about = {"table": rows.table, "count": repaired}
+            log.warning("rows waited for a wrong time, because the clock was ahead", extra=about)
         return repaired, page["until"]
 
 
+@dataclass
 class ClockReader:
     """A worker that reads the clock twice a second, so that an idle service notices a jump of it."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    clock: Clock
 
     async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
         """Read the clock once."""
-        return Pass(0, self._clock.now() + _READING_MS)
+        return Pass(0, self.clock.now() + _READING_MS)
