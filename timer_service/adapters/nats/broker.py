@@ -14,7 +14,7 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
 from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import BrokerFeatures, PublishResult, ReceiveRequest, Reply
+from timer_service.core.ports.broker import PublishResult, ReceiveRequest, Reply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
@@ -92,9 +92,9 @@ class NatsBroker:
         return cls(connection, subjects, streams, overlap=overlap, connect_requests=connect_requests)
 
     @property
-    def features(self) -> BrokerFeatures:
-        """The features of this broker."""
-        return BrokerFeatures(deduplicates=True, max_message_bytes=self._client.max_payload)
+    def max_message_bytes(self) -> int:
+        """The largest body that the server accepts."""
+        return self._client.max_payload
 
     @property
     def health(self) -> Health:

@@ -28,7 +28,7 @@ class CountedRows(NamedTuple):
         return _SQL["count"].format(table=self.table, where=self.where)
 
 
-@dataclass
+@dataclass(eq=False)
 class RowCounts:
     """A worker that sets the gauges of rows."""
 

@@ -58,7 +58,7 @@ _UNSETTLED_PAUSE_MS = 1000
 """How long to wait before published rows are settled that another session had locked."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Relay:
     """A worker that publishes the events of the available rows of one table."""
 

@@ -58,7 +58,7 @@ class _Written(NamedTuple):
     applied: Sequence[tuple[WaitingRow, int]]  # rows, and how many commands of each were applied or rejected
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Commits:
     """The transactions of the process that reads the log. It keeps what is known of the cursor and of what waits."""
 
@@ -135,7 +135,7 @@ class Commits:
         """Do the work in a transaction. If it may not apply so many commands, do it again with fewer."""
         most = len(work.decoded)
         while True:
-            letters = await build_letters(work.decoded[:most], self.broker.features.max_message_bytes)
+            letters = await build_letters(work.decoded[:most], self.broker.max_message_bytes)
             write = partial(self._write, work=work, most=most, letters=letters)
             try:
                 return await in_transaction(self.database, write, accepting=True)

@@ -56,7 +56,7 @@ _OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
 
 
-@dataclass
+@dataclass(eq=False)
 class LogReader:
     """Reads the log and applies the commands until it is stopped."""
 

@@ -142,7 +142,7 @@ def _read(route: RequestRoute, request: Request) -> Asked:
     return Asked(request.tenant, decode(request.body, route.request, what="request", most_bytes=route.most_bytes))
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Requests:
     """Applies requests in batches. If a transaction fails, `blame` decides who is at fault.
 

@@ -137,7 +137,7 @@ class ClockRepair:
         return repaired, page["until"]
 
 
-@dataclass
+@dataclass(eq=False)
 class ClockReader:
     """A worker that reads the clock twice a second, so that an idle service notices a jump of it."""
 

@@ -21,7 +21,7 @@ _BATCH = 500
 _SHORTEST_PAUSE_MS = 5
 
 
-@dataclass
+@dataclass(eq=False)
 class Retention:
     """A worker that deletes one batch per pass."""
 
@@ -43,7 +43,7 @@ class Retention:
         return Pass(deleted, now + took + max(took, _SHORTEST_PAUSE_MS))
 
 
-@dataclass
+@dataclass(eq=False)
 class DatabaseProbe:
     """A worker that writes to the database while its last write failed.
 
