@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from timer_service.core.values.address import Kind, kebab
+from timer_service.core.values.address import Address, Kind, kebab
 from timer_service.core.values.instant import LATEST, format_instant
 from timer_service.core.values.message import Message
 
@@ -22,17 +22,10 @@ _UNCHANGED = string.punctuation.translate({ord('"'): None, ord("%"): None})
 
 def describe(message: Message) -> Message:
     """Return an event with the attributes in its headers, or the message if it is no event."""
-    address, _, body, headers = message
+    address, headers = message.address, message.headers
     if address.kind is not Kind.EVENT:
         return message
-    usual = _USUAL.match(body)
-    at: object
-    if usual is not None and kebab(message_type := usual[2].decode()) == address.message:
-        event_id, at = usual[1].decode(), int(usual[3])
-    else:  # its id has other characters, or the body is that of an event of another address
-        envelope: dict[str, Any] = from_json(body)
-        event_id, message_type = quote(envelope["id"], _UNCHANGED), quote(envelope["type"], _UNCHANGED)
-        at = envelope.get("timestampMs")
+    event_id, message_type, at = _read(address, message.body)
     attributes = {
         "ce-specversion": "1.0",
         "ce-id": event_id,
@@ -42,3 +35,13 @@ def describe(message: Message) -> Message:
         "ce-datacontenttype": "application/json",
     }
     return message._replace(headers={**headers, **attributes})
+
+
+def _read(address: Address, body: bytes) -> tuple[str, str, object]:
+    """Return the id and the type of an event, as a header has them, and its `timestampMs`."""
+    usual = _USUAL.match(body)
+    if usual is not None and kebab(message_type := usual[2].decode()) == address.message:
+        return usual[1].decode(), message_type, int(usual[3])
+    # Its id has other characters, or the body is that of an event of another address.
+    envelope: dict[str, Any] = from_json(body)
+    return quote(envelope["id"], _UNCHANGED), quote(envelope["type"], _UNCHANGED), envelope.get("timestampMs")

@@ -102,7 +102,7 @@ def share_lengths(
     """
     if sum(map(length_of, rows)) <= most:
         return rows, []
-    tenants = {row["tenant_id"] for row in rows}
+    share = most // len({row["tenant_id"] for row in rows})
     used: dict[str, int] = {}
     kept: list[Row] = []
     left: list[Row] = []
@@ -110,8 +110,5 @@ def share_lengths(
         tenant = row["tenant_id"]
         is_first = tenant not in used
         used[tenant] = used.get(tenant, 0) + length_of(row)
-        if is_first or used[tenant] <= most // len(tenants):
-            kept.append(row)
-        else:
-            left.append(row)
+        (kept if is_first or used[tenant] <= share else left).append(row)
     return kept, left

@@ -148,15 +148,23 @@ class Relay:
 
     async def _next_at(self, claimed_at: int) -> int | None:
         """Return when to claim again, or to settle what is left; None if nothing waits."""
-        times = [self.clock.now() + _UNSETTLED_PAUSE_MS] if self._settler.waits else []
-        if (at := await self.lease.next_available(self.database.reader)) is not None:
-            if (go_on_at := self.allowances.next_at(claimed_at)) is not None:
-                at = min(at, go_on_at)
-            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim them
-                at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-            # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
-            times.append(max(at, min(self._pause.resume_at, self.clock.now() + SHORTEST_MS)))
-        return min(times, default=None)
+        claim_at = await self._next_claim_at(claimed_at)
+        if not self._settler.waits:
+            return claim_at
+        settle_at = self.clock.now() + _UNSETTLED_PAUSE_MS
+        return settle_at if claim_at is None else min(claim_at, settle_at)
+
+    async def _next_claim_at(self, claimed_at: int) -> int | None:
+        """Return when to claim again; None if no row waits. `claimed_at`: the instant of the last claim."""
+        at = await self.lease.next_available(self.database.reader)
+        if at is None:
+            return None
+        if (go_on_at := self.allowances.next_at(claimed_at)) is not None:  # then a tenant may publish again
+            at = min(at, go_on_at)
+        if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim these rows
+            at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
+        # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
+        return max(at, min(self._pause.resume_at, self.clock.now() + SHORTEST_MS))
 
     def _next_limit(self, claim: _Claimed) -> int:
         """Return the limit of the next claim, after one that did not take all available rows.
@@ -298,16 +306,15 @@ class Relay:
     def _set_pause(self, settlement: Settlement) -> None:
         """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
         has_failed = bool(settlement.release) or not all(each.counts for each in settlement.retry)
-        if not settlement.complete:
+        if settlement.complete:
+            self._refused_alone = 0
+            self._pause.end()
             if has_failed:
-                self._pause.lengthen(self.clock.now())
-            return
-        if has_failed:
-            self._pause.shorten(self.clock.now())
-        else:
-            self.publishing.clear()
-        self._pause.end()
-        self._refused_alone = 0
+                self._pause.shorten(self.clock.now())
+            else:
+                self.publishing.clear()
+        elif has_failed:
+            self._pause.lengthen(self.clock.now())
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
         """Settle a refused row. `counts`: the row is at fault. Otherwise every event is refused: try each in its turn.

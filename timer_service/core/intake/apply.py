@@ -114,14 +114,12 @@ async def wake(applied: Iterable[Applied]) -> None:
     for group in applied:
         earliest: dict[str | None, int] = {}
         for result in group.results:
-            at = result.wake_at
+            at, lane, loop = result.wake_at, result.lane, result.loop
             if at is None:
                 continue
-            if result.lane is not None:
-                group.route.offer(result.lane, at)
-                if result.loop is None:  # only workers of users take the row
-                    continue
-            if at < earliest.get(result.loop, _NEVER):
-                earliest[result.loop] = at
+            if lane is not None:
+                group.route.offer(lane, at)
+            if (lane is None or loop is not None) and at < earliest.get(loop, _NEVER):
+                earliest[loop] = at
         for loop, at in earliest.items():
             await group.route.wake(at, loop)

@@ -58,14 +58,15 @@ def leased_rows(table: LeasedTable, visibility_timeout: timedelta) -> TimedRows:
     """
     longest_ms = max(visibility_timeout, LONGEST_DELAY) // timedelta(milliseconds=1) + SLACK_MS
     due_at, due_at_once = table.oldest_first, table.due_at_once
+    waits_too_long = f"available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})"
+    is_due_too_late = f"{due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now"
+    right_due_at = f"CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END"
+    right_available_at = f"CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END"
     return TimedRows(
         table=table.name,
         instant="available_at",
-        is_wrong=f"(available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})) "
-        f"OR ({due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now)",
-        repair="lease_token = NULL, "
-        f"{due_at} = CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END, "
-        f"available_at = CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END",
+        is_wrong=f"({waits_too_long}) OR ({is_due_too_late})",
+        repair=f"lease_token = NULL, {due_at} = {right_due_at}, available_at = {right_available_at}",
     )
 
 

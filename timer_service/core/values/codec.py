@@ -270,9 +270,9 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
     loc = detail["loc"]
     if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
         loc = (to_camel(str(loc[0])), *loc[1:])
-    names_of_user = loc[-1:] if detail["type"] in _UNKNOWN_FIELD else ()
-    fields = (each for each in loc[: len(loc) - len(names_of_user)] if not _is_form(each))
-    path = ".".join(map(str, (*prefix, *fields, *names_of_user))) or "(body)"
+    of_user = len(loc) - 1 if detail["type"] in _UNKNOWN_FIELD else len(loc)  # the name of an unknown field is shown
+    fields = (part for index, part in enumerate(loc) if index >= of_user or not _is_form(part))
+    path = ".".join(map(str, (*prefix, *fields))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
 
 
