@@ -205,17 +205,13 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """
     known = [_variable(field) for field in Config.model_fields]
     names = {name.upper() for name in (*environ, *DotEnvSettingsSource(Config).env_vars)}
-    return [
-        _describe_unknown(name, known)
-        for name in sorted(names - set(known))
-        if name.startswith(_PREFIX) and not name.startswith(_NOT_SETTINGS)
-    ]
-
-
-def _describe_unknown(name: str, known: list[str]) -> str:
-    """Return the warning for a name that is not in `known`, with the nearest one if there is one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
+    warnings = []
+    for name in sorted(names - set(known)):
+        if name.startswith(_PREFIX) and not name.startswith(_NOT_SETTINGS):
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]}?" if near else ".env.example lists all settings"
+            warnings.append(f"unknown setting {name}; {advice}")
+    return warnings
 
 
 def _describe_error(detail: ErrorDetails) -> str:

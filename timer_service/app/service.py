@@ -83,7 +83,7 @@ class App:
             budget=Budget.of(config.memory_budget),
             quotas=Quotas(config.limits, alone=storage.database.exclusive),
             allowances=EventAllowances(
-                config.limits, metrics=metrics, audit=audit, keeps_events_for=lambda: broker.keeps_events_for
+                config.limits, metrics=metrics, audit=audit, keeps_events_for=lambda: broker.streams.keeps_events_for
             ),
             audit=audit,
             offer=self._offer,

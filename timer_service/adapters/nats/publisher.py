@@ -160,10 +160,9 @@ class Publisher:
             # The driver would send it after the outage. Its row may have been released long before.
             return _not_now("connection lost")
         subject = self._subjects.subject(message.address)
+        headers = {"Nats-Msg-Id": message.id, **message.headers, **extra}
         try:
-            reply = await self._client.request(
-                subject, message.body, timeout=_TIMEOUT_SECONDS, headers=_headers(message, extra)
-            )
+            reply = await self._client.request(subject, message.body, timeout=_TIMEOUT_SECONDS, headers=headers)
         except _DRIVER_ERRORS as error:
             return _read_error(error)
         return read_acknowledgement(reply.data)
@@ -188,10 +187,6 @@ def _size(message: Message) -> int:
 def _are_few(messages: Sequence[Message]) -> bool:
     """Return whether messages are published sooner singly, in one window, than in a batch."""
     return len(messages) == 1 or (len(messages) <= _FEW and sum(map(_size, messages)) <= _WINDOW_BYTES)
-
-
-def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:
-    return {"Nats-Msg-Id": message.id, **message.headers, **extra}
 
 
 def _find_blocking(answers: Sequence[Answer]) -> Answer | None:

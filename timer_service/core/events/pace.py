@@ -78,8 +78,8 @@ class Flight:
         """Wait until a claim was published, or all of them were. Keep the settlements and the errors."""
         if not self.publishing:
             return
-        until = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
-        finished, self.publishing = await asyncio.wait(self.publishing, return_when=until)
+        how = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
+        finished, self.publishing = await asyncio.wait(self.publishing, return_when=how)
         for task in finished:
             if (error := task.exception()) is not None:
                 self._errors.append(error)

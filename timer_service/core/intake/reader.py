@@ -54,6 +54,7 @@ _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
+_KILLED = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
 
 
 @dataclass(eq=False)
@@ -178,7 +179,9 @@ class LogReader:
         await self._renew_lease()
         batch = await self._next_batch(seconds)
         if batch.commands:
-            await self._apply_batch(batch)
+            behind = await self._behind_for_others(batch)
+            for part in split(batch.commands, _counted_bytes, max_bytes=self.budget.part):
+                await self._apply_part(part, behind)
         has_turn = self._is_turn_of_waiting(batch.behind)
         if has_turn:
             await self._apply_waiting()
@@ -235,12 +238,6 @@ class LogReader:
         log_had_its_share = time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
         return behind == 0 or log_had_its_share
 
-    async def _apply_batch(self, batch: LogBatch) -> None:
-        """Apply or store the commands of a batch, one part after the other."""
-        behind = await self._behind_for_others(batch)
-        for part in split(batch.commands, _counted_bytes, max_bytes=self.budget.part):
-            await self._apply_part(part, behind)
-
     async def _behind_for_others(self, batch: LogBatch) -> int:
         """Return how many commands are behind a batch; 0 if all of the log are of one tenant, so that no other waits.
 
@@ -281,8 +278,7 @@ class LogReader:
 
     async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
         """Return each command with what decoding it gave."""
-        decoded = await decode(raws, self._handlers.payloads)
-        return list(zip(raws, decoded, strict=True))
+        return list(zip(raws, await decode(raws, self._handlers.payloads), strict=True))
 
     def _record_division(self, error: Exception) -> None:
         """Log the error of a transaction that is divided. After a lock, the next ones wait only briefly for locks."""
@@ -337,8 +333,8 @@ class LogReader:
         """
         raws = [raw for row in rows for raw in row.next]
         await read_left_bodies(self.command_log, raws)
-        if CrashCare.gives_up(rows[0]):
-            decoded = [_killed(rows[0].commands[0])]
+        if CrashCare.gives_up(rows[0]):  # the process may have died while it decoded the command
+            decoded: list[Decoded] = [(raws[0], Rejected(raws[0], _KILLED, None))]
         else:
             decoded = await self._decode(raws)
         while True:
@@ -403,9 +399,3 @@ def _counted_bytes(raw: RawCommand) -> int:
 def _may_divide(error: Exception) -> bool:
     """Return whether fewer commands may succeed: the error is no fault of the environment, and the cursor not lost."""
     return blame(error) not in OF_ENVIRONMENT and not isinstance(error, LostCursorError)
-
-
-def _killed(raw: RawCommand) -> Decoded:
-    """Return a command as rejected, without decoding it: the process may have died while it decoded the command."""
-    rejection = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
-    return raw, Rejected(raw, rejection, None)

@@ -73,7 +73,9 @@ def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, t
     """Return the command in an envelope. `payloads` maps each known type to its model. Raises `Rejection`."""
     model = payloads.get(envelope.type)
     if model is None:
-        raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
+        near = difflib.get_close_matches(envelope.type, payloads, n=1)
+        suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(payloads))}"
+        raise Rejection(Code.UNKNOWN_TYPE, f"unknown type {envelope.type!r}; {suggestion}")
     _check_address(raw.address, envelope)
     return _command(raw, envelope.id, envelope.correlation_id, _payload(model, envelope))
 
@@ -290,13 +292,6 @@ def plain_words(message: str) -> str:
     for form, words in _REWORDED:
         message = form.sub(words, message)
     return _SHOULD.sub("must ", message)
-
-
-def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
-    """Return the reason for a rejection, with the nearest known type, or all of them if none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
-    return f"unknown type {name!r}; {suggestion}"
 
 
 def read_trace(headers: Headers) -> Trace:
