@@ -146,26 +146,25 @@ def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None
 
 def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    if (brackets := count_brackets(body)) > MAX_BRACKETS:
-        raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
-    try:
-        document = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+    document = read_json(body, "the body", MAX_MESSAGE_BYTES)
     try:
         return Envelope.model_validate(document)
     except ValidationError as error:
         raise rejection_of(Code.INVALID_ENVELOPE, "the envelope", error) from error
 
 
-def count_brackets(body: bytes) -> int:
-    """Return how many arrays and objects a body can have at most; 0 for a body too short to have too many.
-
-    Brackets in strings count too.
-    """
-    return 0 if len(body) <= MAX_BRACKETS else body.count(b"[") + body.count(b"{")
+def read_json(body: bytes, subject: str, most_bytes: int) -> Any:
+    """Return the JSON of a message. Raises `Rejection` if it is none or too large; `subject` names the message."""
+    if len(body) > most_bytes:
+        raise Rejection(Code.TOO_LARGE, f"{subject} has {len(body)} bytes; the limit is {most_bytes}")
+    # A shorter body cannot have too many. Brackets in strings count too.
+    brackets = body.count(b"[") + body.count(b"{") if len(body) > MAX_BRACKETS else 0
+    if brackets > MAX_BRACKETS:
+        raise Rejection(Code.TOO_LARGE, f"{subject} has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
 
 
 def encode(event: Event) -> Message:
