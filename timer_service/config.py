@@ -149,10 +149,10 @@ class Config(BaseSettings):
         """
         value: SecretStr | None = getattr(self, field)
         file: Path | None = getattr(self, f"{field}_file")
+        if value is not None:
+            return value.get_secret_value()
         try:
-            if value is not None or file is None:
-                return None if value is None else value.get_secret_value()
-            return read(file)
+            return None if file is None else read(file)
         except PydanticCustomError as error:
             raise StartError(f"{_variable(f'{field}_file')}: {error.message()}") from error
 

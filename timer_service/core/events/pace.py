@@ -64,15 +64,17 @@ class Flight:
         """How to settle those that were published."""
         self._errors: list[BaseException] = []
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no other claim may be published meanwhile."""
-        return len(self.publishing) >= _OVERLAPPING_BATCHES
-
     def take_published(self) -> list[Settlement]:
         """Return what must be settled, and forget it."""
         taken, self.published = self.published, []
         return taken
+
+    async def wait_for_room(self, *, is_alone: bool) -> None:
+        """Wait until another claim may be published, or all were if the last one `is_alone`. Raises the first error."""
+        most = 0 if is_alone else _OVERLAPPING_BATCHES - 1
+        while len(self.publishing) > most:
+            await self.wait()
+            self.raise_first()
 
     async def wait(self, *, for_all: bool = False) -> None:
         """Wait until a claim was published, or all of them were. Keep the settlements and the errors."""

@@ -134,9 +134,7 @@ class Relay:
                     flight.publishing.add(asyncio.create_task(self._fire(claim.rows)))
                 took_all = not claim.has_released and len(claim.rows) < limit
                 self._limit = self._first_limit if took_all else self._next_limit(claim)
-                while flight.is_full or (flight.publishing and (took_all or probing or claim.has_exhausted)):
-                    await flight.wait()
-                    flight.raise_first()
+                await flight.wait_for_room(is_alone=took_all or probing or claim.has_exhausted)
                 if took_all and not flight.published:
                     break
         finally:
@@ -273,24 +271,23 @@ class Relay:
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
-        No attempt counts if it has refused several events since it stored one: the fault is probably not in them.
+        No attempt counts if the broker has refused several events since it stored one: they are probably not at fault.
         """
-        table = self.lease.table.name
-        refused = [
-            (table, self.lease.key_of(row))
-            for row, result in zip(rows, results, strict=True)
-            if result.status is PublishStatus.REFUSED
-        ]
-        has_stored = any(result.status is PublishStatus.PUBLISHED for result in results)
-        self._evidence.record([table] if has_stored else [], refused)
-        counts = not self._evidence.is_environment(table)
+        refused: list[tuple[Row, str]] = []
+        has_stored = False
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
+                has_stored = True
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
             else:
-                self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
+                refused.append((row, result.reason))
+        table = self.lease.table.name
+        self._evidence.record([table] if has_stored else [], [(table, self.lease.key_of(row)) for row, _ in refused])
+        counts = not self._evidence.is_environment(table)
+        for row, reason in refused:
+            self._fail_or_wait(row, reason, settlement, counts=counts, alone=len(rows) == 1)
         self._report_failures(results, counts=counts)
 
     def _report_failures(self, results: Sequence[PublishResult], *, counts: bool) -> None:

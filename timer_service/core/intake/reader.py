@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 from timer_service.core.due.blame import OF_ENVIRONMENT, Blame, blame
 from timer_service.core.intake import cursor
@@ -29,8 +29,6 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.trouble import Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, Shares, divide
 from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
-from timer_service.core.ports.clock import Clock
-from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Health, OutageLog, worst
 from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError, read_left_bodies
 from timer_service.core.values.budget import Budget
@@ -57,15 +55,12 @@ _BRIEF_SECONDS = 10
 _KILLED = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
 
 
-@dataclass(eq=False)
+@dataclass(kw_only=True, eq=False)
 class LogReader:
     """Reads the log and applies the commands until it is stopped."""
 
     commits: Commits
-    database: Database
     command_log: CommandLog
-    clock: Clock
-    _: KW_ONLY
     batch_size: int
     outages: OutageLog
     budget: Budget
@@ -73,7 +68,7 @@ class LogReader:
     """Whether a new database skips the commands that are in the log already."""
 
     def __post_init__(self) -> None:
-        self._handlers = self.commits.handlers
+        self._database, self._clock, self._handlers = self.commits.database, self.commits.clock, self.commits.handlers
         self._trouble = Trouble(self.outages)
         self._name = secrets.token_hex(8)
         self._waiting = self.commits.waiting
@@ -129,7 +124,7 @@ class LogReader:
                     await self._pause(_LOOK_SECONDS)
                     continue
                 while not self._stopping.is_set():
-                    await self.turn(_IDLE_SECONDS if self.database.exclusive else _KEEP_SECONDS)
+                    await self.turn(_IDLE_SECONDS if self._database.exclusive else _KEEP_SECONDS)
             except LostCursorError:  # the next `begin` finds out whether this process may read again
                 log.info("another process reads the command log")
             except LogUnavailableError as error:
@@ -159,14 +154,14 @@ class LogReader:
 
         Raises `LogUnavailableError`, and `StartError` if the log belongs to another database.
         """
-        taken = await cursor.take(self.database, self._name, self.clock.now())
+        taken = await cursor.take(self._database, self._name, self._clock.now())
         if taken is None:
             return False
         if taken.after_crash:
-            self._care = CrashCare(self.commits, self.clock, self.batch_size)
+            self._care = CrashCare(self.commits, self._clock, self.batch_size)
         self.commits.place = taken.place
         await self._open_log(taken)
-        self._waiting.load(await find_all(self.database.reader))
+        self._waiting.load(await find_all(self._database.reader))
         self._set_health(Health())
         self._begun = True
         return True
@@ -216,7 +211,7 @@ class LogReader:
         Waits for commands up to `seconds`, and not longer than until a waiting command may be applied.
         """
         if (next_at := self._waiting.next_at()) is not None:
-            seconds = min(max((next_at - self.clock.now()) / 1000, 0), seconds)
+            seconds = min(max((next_at - self._clock.now()) / 1000, 0), seconds)
         if self._is_full:
             await self._pause(seconds)
             return LogBatch((), 0)
@@ -224,7 +219,7 @@ class LogReader:
 
     async def _renew_lease(self) -> None:
         """Renew the lease of this process once a second if other processes could read. Transactions renew it too."""
-        if not self.database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
+        if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
             await self.commits.keep(self.commits.place)
             self._kept_at = time.monotonic()
 
@@ -233,7 +228,7 @@ class LogReader:
 
         While the log has more, it first gets its share of the time.
         """
-        if not self._waiting.has_ready(self.clock.now()):
+        if not self._waiting.has_ready(self._clock.now()):
             return False
         log_had_its_share = time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
         return behind == 0 or log_had_its_share
@@ -295,13 +290,13 @@ class LogReader:
     async def _apply_waiting(self) -> None:
         """Apply commands of the tenants whose turn it is, in one transaction or more, and put these tenants last."""
         self._working_since = began = time.monotonic()
-        tenants = self._waiting.next_tenants(self.clock.now(), self.batch_size, self.budget.part)
-        rows = await find_first(self.database.reader, tenants)
+        tenants = self._waiting.next_tenants(self._clock.now(), self.batch_size, self.budget.part)
+        rows = await find_first(self._database.reader, tenants)
         if not rows:  # another process has applied them
             raise LostCursorError
         chosen = self._fitting(rows)
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
-            self._waiting.postponed(rows[0].tenant, self.clock.now() + SUSPECT_MS)
+            self._waiting.postponed(rows[0].tenant, self._clock.now() + SUSPECT_MS)
             return
         self.commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
@@ -368,13 +363,13 @@ class LogReader:
                 rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")
                 await self.commits.of_waiting([row], [(raw, reject(raw, rejection))])
                 return
-        available_at = self.clock.now() + self._trouble.delay(raw.position)
+        available_at = self._clock.now() + self._trouble.delay(raw.position)
         await self.commits.postpone(row, available_at, attempt, error_text(error))
 
     async def _release(self) -> None:
         """Let another process read at once. If that fails, another one reads when the lease of this one is over."""
         try:
-            await cursor.release(self.database, self._name)
+            await cursor.release(self._database, self._name)
         except Exception as error:  # noqa: BLE001 - this process stops, whatever the error is
             log.warning("could not give the command log up", extra={"reason": error_text(error)})
 

@@ -152,11 +152,12 @@ class Admission:
 
         Nothing may have been admitted before, and this admits nothing: `wrote` admits what was really added.
         """
-        for tenant, growth in most.items():
-            if await self.exceeds(tenant, growth):
-                self._added.clear()
-                return False
-        self._added.clear()
+        try:
+            for tenant, growth in most.items():
+                if await self.exceeds(tenant, growth):
+                    return False
+        finally:
+            self._added.clear()
         return True
 
     def wrote(self, growths: Mapping[str, Amounts]) -> None:

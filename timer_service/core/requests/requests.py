@@ -188,14 +188,14 @@ class Requests:
             isolated = await isolate(numbers, attempt)
             failed = {each.item: each.error for each in isolated.failed}
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
-            failed = {n: error for n in numbers if n not in answers}
-        queue.put_back([batch[n][0] for n in numbers if n not in answers and n not in failed])
-        replies = {n: self._fail(batch[n][0].request, error) for n, error in failed.items()}
-        if answers:
+            failed = {number: error for number in numbers if number not in answers}
+        queue.put_back([batch[number][0] for number in numbers if number not in answers and number not in failed])
+        replies = {number: self._fail(batch[number][0].request, error) for number, error in failed.items()}
+        if answers:  # after the failures: one success shows that requests can be applied
             await self._succeed(answers.values())
         turns = Turns(_BYTES_PER_TURN)
-        for n, answer in [*replies.items(), *((n, each.reply) for n, each in answers.items())]:
-            request, reply = batch[n][0].request, encode_answer(answer)  # one at a time: it may be large
+        for number, answer in [*replies.items(), *((number, each.reply) for number, each in answers.items())]:
+            request, reply = batch[number][0].request, encode_answer(answer)  # one at a time: it may be large
             self.metrics.request_answered(request.name, reply.code or ANSWERED)
             await turns.take(len(reply.body))
             await subscription.reply([(request, reply)])

@@ -98,8 +98,10 @@ class ClockRepair:
             self._known_set_back = self._clock.set_back_ms
             self._scans_left = _SCANS
             self._begin(now)
-        if not self._scans_left or now < self._begin_at:
-            return Pass(0, self._begin_at if self._scans_left else None)
+        if not self._scans_left:
+            return Pass(0)
+        if now < self._begin_at:
+            return Pass(0, self._begin_at)
         repaired, end = await self._repair_page(self._left[0], max(self._after, now))
         self._after = end
         if end == _END:
