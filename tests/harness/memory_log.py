@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.values.address import Address
 from timer_service.core.values.message import Position
@@ -84,11 +83,6 @@ class MemoryLog:
         self._opened = 0
         """How often the log had been replaced when it was opened."""
         self._closed = False
-
-    @property
-    def health(self) -> Health:
-        """Down until the log was opened."""
-        return HEALTHY if self._cursor is not None else Health.down("the log was not opened")
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor."""

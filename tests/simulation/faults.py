@@ -434,10 +434,6 @@ class FaultyLog:
         self._gate = gate
         self._observer = observer
 
-    @property
-    def health(self) -> Health:
-        return self._inner.health
-
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         async with self._call():
             return await self._inner.open(cursor, owner)

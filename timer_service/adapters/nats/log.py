@@ -38,7 +38,6 @@ from timer_service.adapters.nats.api import RawHeaders, request
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import ReadMessage
 from timer_service.adapters.nats.subjects import Subjects, read_subject
-from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening, read_left_bodies
 from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
@@ -134,11 +133,6 @@ class NatsLog:
         self._broken: str | None = "it was not opened yet"
         self._closed = False
         connection.on_lost.append(lambda: self._break("the connection to the broker was lost"))
-
-    @property
-    def health(self) -> Health:
-        """Down while nothing can be read."""
-        return HEALTHY if self._broken is None else Health.down(f"the command log is not read: {self._broken}")
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor. See `CommandLog`."""

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from timer_service.core.ports.health import Health
 from timer_service.core.values.raw_command import RawCommand
 
 _BODIES_AT_ONCE = 32
@@ -59,10 +58,6 @@ class LogUnavailableError(Exception):
 
 class CommandLog(Protocol):
     """The commands of every tenant, in the order in which the broker stored them."""
-
-    @property
-    def health(self) -> Health:
-        """Whether the log can be read now, and the reason if not."""
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor; None: at the first command of the log.
