@@ -234,11 +234,12 @@ def _describe_error(detail: ErrorDetails) -> str:
 
 
 def _describe_number(field: FieldInfo) -> str:
-    """Return which numbers a setting accepts, and its default as an example."""
+    """Return which numbers a setting accepts: `must be a whole number, at least 1 and at most 1000, such as 500`."""
     bounds = []
     for name, words, strictest in (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min)):
         # The type of a setting can have a bound, and the setting another one.
-        if values := [getattr(each, name) for each in field.metadata if hasattr(each, name)]:
+        values = [getattr(each, name) for each in field.metadata if hasattr(each, name)]
+        if values:
             bounds.append(f"{words} {_plain_number(strictest(values))}")
     return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_plain_number(field.default)}"
 

@@ -186,18 +186,16 @@ class FairRows:
 
         After a look that left out tenants, their due rows do not count, and the next look follows soon.
         """
-        look = self._look
         at: int | None
-        if look is None:
+        if (look := self._look) is None:
             (row,) = await reader.fetch(self._sql("next_available"))
             at = row["at"]
             return at
         if look.has_more:
             return look.at
         (row,) = await reader.fetch(self._sql("next_available_after"), {"now": look.at})
-        at = row["at"]
-        latest = look.at + _POLL_MS
-        return latest if at is None else min(at, latest)
+        at, poll_at = row["at"], look.at + _POLL_MS
+        return poll_at if at is None else min(at, poll_at)
 
 
 class DueRows(FairRows):

@@ -203,8 +203,7 @@ class Relay:
         """Return whether all attempts of a row were used up before this claim.
 
         A row whose last attempt fails is buried. So at that attempt the process died, or lost its lease, while it
-        handled this row and others. The row is now published alone: so it is given up only if it alone ends the
-        process, and not because of a crash loop with another cause.
+        handled this row and others. Now the row is published alone, and is given up only if it ends the process alone.
         """
         exhausted: bool = row["attempt"] > self.max_attempts
         return exhausted

@@ -40,9 +40,11 @@ class Backlog:
         return await self._read_until() is not None
 
     async def is_applied(self, now: int) -> bool:
-        """Return whether all these commands are applied, but for those behind a command that failed or is locked."""
+        """Return whether each of these commands is applied, or waits behind one that failed or is locked."""
         until = await self._read_until()
-        return until is not None and not await waiting_rows.is_ready(self._database.reader, until, now)
+        if until is None:
+            return False
+        return not await waiting_rows.is_ready(self._database.reader, until, now)
 
     async def _read_until(self) -> Position | None:
         """Return a position behind which none of these commands is; None while not all of them are read.
