@@ -11,6 +11,12 @@ from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
 
 
+def headers_of(headers: Mapping[str, str]) -> Headers:
+    """Return the headers in a dictionary."""
+    lines = (f"{name}: {value}" for name, value in headers.items())
+    return Headers("\r\n".join(["NATS/1.0", *lines]).encode() if headers else b"")
+
+
 @dataclass(slots=True)
 class StoredLog:
     """The commands as the broker stores them. Tests change it as an operator, or a fault, changes a real one."""
@@ -42,8 +48,8 @@ class StoredLog:
         self.last_sequence += 1
         position = Position(self.epoch, self.last_sequence)
         source = ".".join(filter(None, address))
-        block = Headers.of({**({MESSAGE_ID: message_id} if message_id else {}), **(headers or {})})
-        size = len(source) + block.size + len(body)
+        block = headers_of({**({MESSAGE_ID: message_id} if message_id else {}), **(headers or {})})
+        size = len(source) + len(block.block) + len(body)
         at = self.last_sequence if stored_at is None else stored_at
         self.commands.append(RawCommand(address, source, body, block, position, size, at))
         self.changed.set()

@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
 _LOOK_SECONDS = 0.05
-FLOWS = ("commands", "events", "queries", "requests")
-"""The names of the flows of an instance that has every role."""
 _CATCHING_UP = Health.down("nothing fires until the commands are handled that were stored before the start")
 
 
