@@ -158,7 +158,7 @@ class EventAllowances:
 
     def _record(self, levels: Mapping[str, Level], now: int) -> None:
         """Record which tenants wait, and forget those that do not any more. Each is one line in the audit log."""
-        # A tenant that may go on by now still counts until some of its events are published.
+        # A tenant that may go on by now is kept for some time, so that some of its events are published first.
         waiting = {tenant: at for tenant, at in self._waiting.items() if at <= now < at + _GRACE_MS}
         for tenant, level in levels.items():
             most = self._limit_of(tenant)
