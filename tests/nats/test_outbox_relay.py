@@ -1,9 +1,11 @@
 """The relay of an outbox: order, repeats, refused commands, outages of the broker and the database."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
+import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +25,7 @@ from tests.harness.nats_client import read_stream
 from tests.harness.outbox import COUNT, running, until_sent
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer
-from tests.harness.user_databases import UserDatabase, postgres_database
+from tests.harness.user_databases import UserDatabase, postgres_database, sqlite_database
 from timer_service.client import NewTimer, TimerClient, TimerServiceError
 from timer_service.client.outbox import Outbox, OutboxRelay
 from timer_service.client.outbox import relay as relay_module
@@ -116,10 +118,12 @@ async def test_traces(server: NatsServer, js: JetStreamContext, user_database: U
     assert [each.get("traceparent") for each in headers] == [f"00-{0xA:032x}-{0xB:016x}-01", None]
 
 
-async def test_rows_that_could_not_be_deleted_are_sent_again(
+async def test_rows_that_cannot_be_deleted_are_not_sent_again(
     server: NatsServer, js: JetStreamContext, user_database: UserDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a crash between the acknowledgement and the delete. The broker drops the repeats, by their ids."""
+    """The relay deletes them as soon as the database lets it, also after the broker has forgotten their ids."""
+    config = (await js.stream_info("ACME")).config
+    await js.update_stream(config.evolve(duplicate_window=0.1))
     async with transaction(user_database) as client:
         await client.timers.schedule_many([NewTimer("acme", f"timer-{number}", DUE) for number in range(5)])
     for statement in _KEEP_ROWS[user_database.is_postgres]:
@@ -165,6 +169,28 @@ async def test_a_command_that_is_too_large_stops_no_other(
     assert {(each.tenant, each.message) for each in refused} == {("acme", "schedule-timer")}
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("tenant", "a b"), ("tenant", "a\r\nPUB"), ("message", "*"), ("command_id", "x\r\ny"), ("body", b"\xff")],
+)
+async def test_a_row_of_another_program_stops_no_other(
+    server: NatsServer, js: JetStreamContext, tmp_path: Path, column: str, value: object
+) -> None:
+    """A row that cannot be a command is refused, with the column in its reason."""
+    async with sqlite_database(tmp_path) as database:
+        async with transaction(database) as client:
+            for name in ("garbled", "good"):
+                await client.timers.schedule("acme", name, DUE)
+        with contextlib.closing(sqlite3.connect(database.place)) as connection, connection:
+            connection.execute(f"UPDATE timer_outbox SET {column} = ? WHERE id = 1", [value])
+        relay = OutboxRelay(OUTBOX, database.place, server.url)
+        async with running(relay):
+            await until_sent(database)
+        (refused,) = await relay.refused()
+    assert [each["payload"]["serviceCallId"] for each in await sent(js)] == ["good"]
+    assert refused.error.startswith(f"{column} must")
 
 
 async def test_a_tenant_without_stream_stops_no_other(

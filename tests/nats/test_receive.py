@@ -4,6 +4,7 @@ tests/e2e/test_receive.py has what needs the service.
 """
 
 import asyncio
+import json
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,10 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
 from tests.harness.processes import NatsServer
 from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.tcp_proxy import TcpProxy
 from timer_service.client import (
     DueTimeReached,
     Event,
@@ -297,6 +300,70 @@ async def test_new_handlers_change_the_consumer(server: NatsServer, events: Publ
         assert await subjects() == {"run-completed", "resubmitted.orders"}
 
 
+async def test_a_busy_version_keeps_its_events(server: NatsServer, events: Publisher) -> None:
+    """An older version that starts removes no filter of one that has no room for more events."""
+    new, end = TimerApp(server.url, tenant="acme", name="orders", concurrency=1), asyncio.Event()
+    old, old_handled = collecting(server.url)
+    handled: list[str] = []
+
+    @new.on(RunCompleted)
+    async def handle(event: RunCompleted) -> None:
+        await end.wait()
+        handled.append(event.id)
+
+    runs = [f"event-{name}" for name in "abcde"]
+    async with new.running():
+        for name in "abcd":
+            await events.publish("RunCompleted", runId=name, name=name)
+        while (await events.js.consumer_info("TIMER_EVT", "acme~orders")).num_waiting:
+            await asyncio.sleep(0.01)
+        async with old.running():
+            await events.fire("1")
+            await until(lambda: old_handled == ["1"])
+        await events.publish("RunCompleted", runId="e", name="e")
+        end.set()
+        await until(lambda: sorted(handled) == runs)
+
+
+async def test_order_after_a_lost_connection(server: NatsServer, events: Publisher) -> None:
+    """Events that waited in the process stay before newer ones."""
+    end, handled = asyncio.Event(), list[str]()
+    async with TcpProxy(server.port) as proxy:
+        app = TimerApp(f"nats://127.0.0.1:{proxy.port}", tenant="acme", name="orders", concurrency=1)
+
+        @app.on_due()
+        async def handle(event: DueTimeReached) -> None:
+            await end.wait()
+            handled.append(event.timer_id)
+
+        async with app.running():
+            for name in "ab":
+                await events.fire(name)
+            while await events.unacknowledged() != (2, 0):
+                await asyncio.sleep(0.01)
+            proxy.cut()
+            await events.fire("c")
+            end.set()
+            await until(lambda: "c" in handled)
+    assert handled == ["a", "b", "c"]
+
+
+async def test_an_app_in_one_loop_after_the_other(server: NatsServer, events: Publisher) -> None:
+    """An app of a module serves tests that have a loop each. A handler that comes too late is refused."""
+    app, handled = collecting(server.url)
+
+    async def use(name: str) -> None:
+        async with app.running(), await nats.connect(server.url) as connection:
+            with pytest.raises(RuntimeError, match="the app runs already"):
+                app.on_expired()
+            await Publisher(connection).fire(name)
+            await until(lambda: name in handled)
+
+    for name in "ab":
+        await asyncio.to_thread(asyncio.run, use(name))
+    assert handled == ["a", "b"]
+
+
 @pytest.mark.parametrize("missing", ["stream", "JetStream", "consumer"])
 async def test_what_is_missing_at_the_start(tmp_path: Path, missing: str) -> None:
     """The start raises `NoAnswerError` that says what is missing, and what to do."""
@@ -415,6 +482,26 @@ async def test_the_mark_in_the_transaction_of_a_handler(
         await events.until_acknowledged()
     assert (sorted(effects), failures) == (["a", "b"], 1)
     assert committed == {("acme~orders", "event-a"), ("acme~orders", "event-b")}
+
+
+async def test_two_transactions_in_a_handler(server: NatsServer, events: Publisher) -> None:
+    """The second one is refused, and the event is parked with the reason: only the first effect has happened."""
+    app = TimerApp(server.url, tenant="acme", name="orders", seen=TransactionSeen())
+    committed: set[Any] = set()
+    effects: list[str] = []
+
+    @app.on_due()
+    async def handle(event: DueTimeReached) -> None:
+        for effect in "ab":
+            async with app.once(event, committed):
+                effects.append(effect)
+
+    parked = await events.connection.subscribe("timer.cmd.v1.acme.>")
+    async with app.running():
+        await events.fire("a")
+        message = await parked.next_msg(timeout=10)
+    assert effects == ["a"]
+    assert "uses `once` in two transactions" in json.loads(message.data)["payload"]["reason"]
 
 
 async def test_handlers_use_the_client_of_the_app(server: NatsServer, events: Publisher) -> None:

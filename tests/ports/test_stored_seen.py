@@ -143,3 +143,16 @@ def test_wrong_places() -> None:
         SqliteSeen("postgresql://localhost/shop")
     with pytest.raises(ValueError, match=r"^dsn must begin with postgresql"):
         PostgresSeen("shop.db")
+
+
+async def test_two_apps_share_a_store(user_database: UserDatabase) -> None:
+    """The store stays open until the last one closes it."""
+    store = seen_in(user_database)
+    await store.open()
+    await store.open()
+    await store.close()
+    await store.add("orders", "1")
+    assert await store.has("orders", "1")
+    await store.close()
+    with pytest.raises(RuntimeError, match="the seen store is not open"):
+        await store.has("orders", "1")

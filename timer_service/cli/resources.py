@@ -25,6 +25,7 @@ from timer_service.core.values.codec import plain_words
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _PAGE_ROWS = 1000
+_ON_THEIR_WAY = 20
 """The most that the service returns at once."""
 _PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
 
@@ -210,8 +211,7 @@ async def send_each(
     ended: list[Mapping[str, Any]] = []
     has_failed = False
     try:
-        for each in ids:
-            ending = await _ending(send(each))
+        async for each, ending in _endings(send, ids):
             ended.append({field: each, **ending})
             is_failure = ending.get("outcome") in {None, *without_effect}
             has_failed = has_failed or is_failure
@@ -224,6 +224,18 @@ async def send_each(
             typer.echo(json.dumps(ended))
     if has_failed:
         raise typer.Exit(1)
+
+
+async def _endings(
+    send: Callable[[Any], Awaitable[Outcome]], ids: Sequence[str | int]
+) -> AsyncIterator[tuple[str | int, Mapping[str, Any]]]:
+    """Yield what became of the command about each id, in order. Some commands are on their way at a time."""
+    for first in range(0, len(ids), _ON_THEIR_WAY):
+        some = ids[first : first + _ON_THEIR_WAY]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_ending(send(each))) for each in some]
+        for each, task in zip(some, tasks, strict=True):
+            yield each, task.result()
 
 
 async def _ending(call: Awaitable[Outcome]) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Commands, queries and events over one NATS connection, with the subjects of the contracts."""
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -32,6 +33,8 @@ from timer_service.client.models import Outcome
 from timer_service.client.watches import Watch, Watches
 from timer_service.core.values.address import Kind, kebab
 from timer_service.nats_client import LastingClient
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _NOT_FOUND = "NOT_FOUND"
@@ -278,6 +281,8 @@ async def open_connection(
 
     async def note(error: Exception) -> None:
         last_errors.append(error)
+        if "permissions violation" in str(error).lower():  # nothing else says it: the broker sends no answer
+            log.warning("the broker refuses this login: %s", error)
 
     try:
         with keep_cancellation():

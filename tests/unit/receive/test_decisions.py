@@ -1,7 +1,7 @@
 """What a consumer decides without I/O: delays, suspects, filters, and which handler gets an event."""
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -97,7 +97,7 @@ def test_the_most_special_handler_gets_an_event() -> None:
         def handle(_: Any) -> str:
             return answer
 
-        handlers.add(handle, *wanted)
+        handlers.decorator(*wanted)(handle)
 
     def found(event: Event) -> Any:
         handler = handlers.find(event)
@@ -127,6 +127,9 @@ async def in_a_union(event: DueTimeReached[Order] | TimerExpired[Order]) -> None
 def untyped(event): ...  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
 
 
+async def with_database(database: int, event: DueTimeReached[Order]) -> None: ...
+
+
 def without_data(event: DueTimeReached) -> None: ...
 
 
@@ -147,13 +150,14 @@ class Callee:
         (without_data, {"number": 7}, False),
         (lambda _: None, {"number": 7}, False),
         (partial(without_data), {"number": 7}, False),
+        (partial(with_database, 1), Order(7), True),
     ],
-    ids=["typed", "union", "object", "method", "untyped", "without data", "lambda", "partial"],
+    ids=["typed", "union", "object", "method", "untyped", "without data", "lambda", "partial", "typed partial"],
 )
 def test_data_have_the_declared_type(function: Callable[[Any], Any], wanted: Any, is_async: bool) -> None:  # noqa: FBT001
     """The data are of the type that the function declares, or as in JSON if it declares none."""
     handlers = Handlers()
-    handlers.add(function, DueTimeReached)
+    handlers.decorator(DueTimeReached)(function)
     handler = handlers.find(fired())
     assert handler is not None
     converted = handler.convert(fired(data={"number": 7}))
@@ -171,6 +175,13 @@ def test_wrong_arguments() -> None:
     def handle(_: Any) -> None: ...
 
     def undefined(_: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    def without_event() -> None: ...
+
+    def expired(_: TimerExpired[Any] | None) -> None: ...
+
+    async def generator(_: Any) -> AsyncIterator[int]:
+        yield 1
 
     app.on_due("unpaid")(handle)
     wrong: list[tuple[Callable[[], object], str]] = [
@@ -191,6 +202,10 @@ def test_wrong_arguments() -> None:
         (lambda: app.on_slot("\n")(handle), "schedule_id must"),
         (lambda: app.on(int)(handle), "event must be a class of events"),  # type: ignore[arg-type]
         (lambda: app.on(RunCompleted)(undefined), "the annotations of .* must be names of its module"),
+        (lambda: app.on_due(handle), "must have brackets"),  # type: ignore[arg-type]
+        (lambda: app.on_due()(without_event), "must take one argument, the event: .*without_event"),  # type: ignore[type-var]
+        (lambda: app.on_due()(expired), ".*expired.* must take DueTimeReached, not TimerExpired"),  # type: ignore[type-var]
+        (lambda: app.on_due()(partial(generator)), "must not yield: .*generator"),
         (lambda: check_consumer("a", "b", [Filter(RunCompleted, "t")], **OTHERS), "topic must be left out for Run"),
         (lambda: check_consumer("a", "b", [int], **OTHERS), "events must be a class of events"),  # type: ignore[list-item]
     ]

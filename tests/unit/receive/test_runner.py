@@ -99,7 +99,7 @@ async def running(
 ) -> AsyncIterator[asyncio.Event]:
     """Run the deliveries of a broker. Yields the event that stops it."""
     handlers = Handlers()
-    handlers.add(handle, DueTimeReached)
+    handlers.decorator(DueTimeReached)(handle)
     tries = Attempts(
         handlers,
         seen or MemorySeen(),
@@ -372,8 +372,24 @@ async def test_suspects_run_alone() -> None:
         broker.deliver("deadly", attempt=4 + DEATHS)
         await broker.until("ack a", "ack b", "ack suspect", "ack c", "ack deadly")
     assert "deadly" not in gate.begun
-    reason = f"it was delivered {4 + DEATHS} times, and each time the process ended or lost it"
+    reason = f"it was delivered {4 + DEATHS} times; each time the process ended, lost it or gave it back"
     assert broker.parked == [("deadly", reason, 4 + DEATHS)]
+
+
+async def test_an_event_that_waits_holds_up_no_other() -> None:
+    """`RetryLater` of a suspect, or of an event before one, lets the others run."""
+    broker = Broker()
+
+    async def handle(event: DueTimeReached) -> None:
+        if event.id.startswith("wait"):
+            raise RetryLater(timedelta(minutes=1))
+
+    async with running(broker, handle, attempts=3):
+        broker.deliver("wait")
+        broker.deliver("wait as a suspect", attempt=4)
+        broker.deliver("suspect", attempt=4)
+        broker.deliver("a")
+        await broker.until("ack suspect", "ack a")
 
 
 async def test_a_harmful_event_does_not_park_others() -> None:

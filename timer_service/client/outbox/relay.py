@@ -18,7 +18,7 @@ from timer_service.client.commands import Command
 from timer_service.client.connection import Connection, connector
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.outbox.outbox import Outbox
-from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand
+from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCommand, problem_of
 from timer_service.client.outbox.windows import windows
 from timer_service.client.own_database import database_errors, is_postgres, open_session
 from timer_service.core.ports.completion import run_to_completion
@@ -67,6 +67,8 @@ class OutboxRelay:
         self._woken = asyncio.Event()
         self._problem = ""
         """Why nothing could be sent lately."""
+        self._unsettled: tuple[Sequence[OutboxRow], Mapping[str, str | None]] = (), {}
+        """The rows whose commands have ended, and how, while the database refuses to delete or mark them."""
 
     def wake(self) -> None:
         """Send what was committed now, not at the next look, which comes within a second. Only for the event loop."""
@@ -102,6 +104,7 @@ class OutboxRelay:
         paused: dict[str, float] = {}
         """When the commands of a tenant are tried again, of the tenants whose commands were not stored."""
         await self._until_locked(store)
+        await self._settle(store, *self._unsettled)
         while True:
             self._woken.clear()
             waiting = [tenant for tenant, until in paused.items() if until > _now()]
@@ -124,20 +127,28 @@ class OutboxRelay:
         Raises `NoAnswerError` if there is no connection.
         """
         errors: dict[str, str | None] = {row.tenant: None for row in rows}
-        for window in windows(rows):
+        problems = {row.command_id: problem for row in rows if (problem := problem_of(row)) is not None}
+        await self._settle(store, [row for row in rows if row.command_id in problems], problems)
+        for window in windows([row for row in rows if row.command_id not in problems]):
             sent = [row for row in window if errors[row.tenant] is None]
             stored = await broker.store_many([_command(broker, row) for row in sent], _seconds(sent))
-            await run_to_completion(store.settle(sent, stored.endings))
-            for row in sent:
-                if row.command_id not in stored.endings:
-                    errors[row.tenant] = stored.error
-                elif (refusal := stored.endings[row.command_id]) is not None:
-                    log.error(
-                        "the broker refuses the command %s of the tenant %s: %s", row.command_id, row.tenant, refusal
-                    )
-        problems = [f"of the tenant {tenant}: {error}" for tenant, error in errors.items() if error is not None]
-        self._report(problems[0] if problems else "")
+            await self._settle(store, sent, stored.endings)
+            errors.update({row.tenant: stored.error for row in sent if row.command_id not in stored.endings})
+        waiting = [f"of the tenant {tenant}: {error}" for tenant, error in errors.items() if error is not None]
+        self._report(waiting[0] if waiting else "")
         return errors
+
+    async def _settle(self, store: OutboxStore, rows: Sequence[OutboxRow], endings: Mapping[str, str | None]) -> None:
+        """Delete the rows that are stored, and mark and log those that can never be sent.
+
+        What the database refuses is tried again before anything is sent.
+        """
+        self._unsettled = rows, endings
+        await run_to_completion(store.settle(rows, endings))
+        self._unsettled = (), {}
+        for row in rows:
+            if (refusal := endings.get(row.command_id)) is not None:
+                log.error("the command %s of the tenant %s is refused: %s", row.command_id, row.tenant, refusal)
 
     async def _until_locked(self, store: OutboxStore) -> None:
         """Wait until no other relay sends the commands of the table."""

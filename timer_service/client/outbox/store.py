@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from timer_service.client.checks import check_identifier, check_name, check_tenant, check_type
 from timer_service.client.own_database import OwnDatabase
 
 MOST_ROWS = 1_000
@@ -19,6 +20,18 @@ class OutboxRow(NamedTuple):
     command_id: str
     body: str
     traceparent: str | None = None
+
+
+def problem_of(row: OutboxRow) -> str | None:
+    """Return why a row cannot be sent, or None. Such a row was not written by `Outbox`."""
+    try:
+        check_tenant(row.tenant)
+        check_name("message", row.message)
+        check_identifier("command_id", row.command_id)
+        check_type("body", row.body, str, "text").encode()
+    except ValueError as error:  # also a character that UTF-8 cannot have
+        return str(error)
+    return None
 
 
 class RefusedCommand(NamedTuple):

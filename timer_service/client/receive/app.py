@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from timer_service.client.checks import check_type, check_whole
 from timer_service.client.connection import connector
-from timer_service.client.errors import AlreadyHandled
+from timer_service.client.errors import AlreadyHandled, PermanentError
 from timer_service.client.events import (
     DueTimeReached,
     Event,
@@ -93,7 +93,7 @@ class TimerApp:
         self._seen = MemorySeen() if seen is None else seen
         self._connect = connector("timer-app", url, subject_prefix, inbox_prefix, options)
         self._handlers = Handlers()
-        self._begun, self._stop = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
         self._attempts: Attempts | None = None
         self._client: TimerClient | None = None
 
@@ -146,6 +146,56 @@ class TimerApp:
 
         Raises `NoAnswerError` as `run`.
         """
+        await self._serve(asyncio.Event())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Call handlers during the block, such as the lifespan of a web application. At its end, stop as `serve` does.
+
+        The block begins when the app receives. Raises `NoAnswerError` as `run`.
+        """
+        begun = asyncio.Event()
+        serving, beginning = asyncio.create_task(self._serve(begun)), asyncio.create_task(begun.wait())
+        try:
+            await asyncio.wait([serving, beginning], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises why it has not begun
+            yield
+        finally:
+            beginning.cancel()
+            if not serving.done():
+                self.stop()
+            await serving
+
+    def stop(self) -> None:
+        """Stop: take no new event, give back those that have not begun, and let handlers in progress finish."""
+        self._stop.set()
+
+    @asynccontextmanager
+    async def once(self, event: Event, connection: Any) -> AsyncIterator[None]:
+        """Mark the event in the open transaction of your connection, so that its effects happen once.
+
+        Use it inside a handler, around what writes with the same connection. If the event was marked before, this
+        raises `AlreadyHandled`, which ends the handler with success. `seen` must be a store in the same database. A
+        handler can use it in one transaction only: a second one raises `PermanentError`, which parks the event.
+        """
+        marked = set[str]() if self._attempts is None else self._attempts.marked
+        if not await self._seen.add_in(connection, self._consumer.key, event.id):
+            if event.id in marked:
+                raise PermanentError(
+                    "the handler uses `once` in two transactions; what is in the second did not happen"
+                )
+            raise AlreadyHandled
+        yield
+        marked.add(event.id)
+
+    def _adder(self, kind: type[Event], topic: str | None = None, name: str | None = None) -> Callable[[Any], Any]:
+        if self._client is not None:
+            raise RuntimeError("the app runs already; add handlers before `serve` or `run`")
+        return self._handlers.decorator(kind, topic, name)
+
+    async def _serve(self, begun: asyncio.Event) -> None:
+        """See `serve`. Sets `begun` when it receives."""
         if not len(self._handlers):
             raise ValueError("the app must have a handler: see `on_due` and the others")
         consumer = self._consumer._replace(filters=self._handlers.filters())
@@ -167,7 +217,7 @@ class TimerApp:
                 )
                 waits_for = ", ".join(source.durable.subjects)
                 log.info("waiting for %s at %s (%s)", waits_for, connection.where, source.durable)
-                self._begun.set()
+                begun.set()
                 try:
                     await Runner(source, self._attempts, self._rules).run(self._stop)
                 finally:
@@ -175,51 +225,8 @@ class TimerApp:
                     await source.close()
         finally:
             self._client = None
-            self._begun.clear()
-            self._stop.clear()
+            self._stop = asyncio.Event()  # an event belongs to the loop that has waited for it
             await _close(self._seen, code)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Call handlers during the block, such as the lifespan of a web application. At its end, stop as `serve` does.
-
-        The block begins when the app receives. Raises `NoAnswerError` as `run`.
-        """
-        serving, begun = asyncio.create_task(self.serve()), asyncio.create_task(self._begun.wait())
-        try:
-            await asyncio.wait([serving, begun], return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                await serving  # raises why it has not begun
-            yield
-        finally:
-            begun.cancel()
-            if not serving.done():
-                self.stop()
-            await serving
-
-    def stop(self) -> None:
-        """Stop: take no new event, give back those that have not begun, and let handlers in progress finish."""
-        self._stop.set()
-
-    @asynccontextmanager
-    async def once(self, event: Event, connection: Any) -> AsyncIterator[None]:
-        """Mark the event in the open transaction of your connection, so that its effects happen once.
-
-        Use it inside a handler, around what writes with the same connection. If the event was marked before, this
-        raises `AlreadyHandled`, which ends the handler with success. `seen` must be a store in the same database.
-        """
-        if not await self._seen.add_in(connection, self._consumer.key, event.id):
-            raise AlreadyHandled
-        yield
-        if self._attempts is not None:
-            self._attempts.marked.add(event.id)
-
-    def _adder(self, kind: type[Event], topic: str | None = None, name: str | None = None) -> Callable[[Any], Any]:
-        def add(function: Any) -> Any:
-            self._handlers.add(function, kind, topic, name)
-            return function
-
-        return add
 
     async def _run(self) -> None:
         try:

@@ -83,6 +83,8 @@ class DurableConsumer:
             with suppress(NoAnswerError, nats.js.errors.APIError, *UNREADABLE_ANSWER):
                 info = await self._ask(f"CONSUMER.INFO.{self.stream}.{self.name}")
                 self._floor = info["ack_floor"]["stream_seq"]
+                if info["num_ack_pending"] >= _MOST_UNACKNOWLEDGED:
+                    log.warning("%s has %d events that are not settled, so no other comes", self, _MOST_UNACKNOWLEDGED)
 
     def unanswered(self) -> NoAnswerError:
         """Return the error for a consumer of the operator that does not answer."""
@@ -95,13 +97,13 @@ class DurableConsumer:
     def _changes(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings of the consumer to change.
 
-        While another process pulls, no filter is removed: it may be a newer version with more handlers, and the
-        consumer would skip events for them.
+        A filter is removed only at the start of a process, and only if no other process pulls or has events that are
+        not settled. Otherwise the consumer would skip events for another version, which may have more handlers.
         """
         config = info["config"]
         found = {*(config.get("filter_subjects") or [config.get("filter_subject", "")])} - {""}
         wanted = {*self.subjects}
-        if info.get("num_waiting"):
+        if self._floor is not None or info.get("num_waiting") or info.get("num_ack_pending"):
             both = {tuple(each.split(".")) for each in found | wanted}
             wanted = {".".join(each) for each in both if not any(covers(other, each) for other in both - {each})}
         wait = nanoseconds(self._consumer.ack_wait)

@@ -55,18 +55,25 @@ class Handlers:
     def __len__(self) -> int:
         return len(self._handlers)
 
-    def add(
-        self, function: Callable[[Any], Any], kind: type[Event], topic: str | None = None, name: str | None = None
-    ) -> None:
-        """Add a function. Raises ValueError with the name of a wrong argument."""
+    def decorator(
+        self, kind: type[Event], topic: str | None = None, name: str | None = None
+    ) -> Callable[[Callable[[Any], Any]], Any]:
+        """Return a decorator that adds a function. Both raise ValueError with the name of a wrong argument."""
+        if any(map(callable, (topic, name))):
+            raise ValueError("a decorator must have brackets, such as `@app.on_due()`")
         check_filter("event", Filter(kind, topic))
         optional(check_identifier, _NAMES.get(kind, "name"), name)
-        if any(each[:3] == (kind, topic, name) for each in self._handlers):
-            raise ValueError(f"{kind.__name__} must have one handler for the same topic and name")
-        if not callable(function):
-            raise ValueError("a handler must be a function")  # noqa: TRY004 - like every wrong argument
-        self._handlers.append(Handler(kind, topic, name, function, *_inspect(function, kind)))
-        self._handlers.sort(key=_generality)
+
+        def add(function: Callable[[Any], Any]) -> Any:
+            if any(each[:3] == (kind, topic, name) for each in self._handlers):
+                raise ValueError(f"{kind.__name__} must have one handler for the same topic and name")
+            if not callable(function):
+                raise ValueError("a handler must be a function")  # noqa: TRY004 - like every wrong argument
+            self._handlers.append(Handler(kind, topic, name, function, *_inspect(function, kind)))
+            self._handlers.sort(key=_generality)
+            return function
+
+        return add
 
     def filters(self) -> list[Filter]:
         """Return the events that the handlers take. Names are compared here, not at the broker."""
@@ -86,15 +93,36 @@ def _generality(handler: Handler) -> tuple[bool, bool, bool]:
 
 
 def _inspect(function: Callable[[Any], Any], kind: type[Event]) -> tuple[Any, bool]:
-    """Return the type of data that the first annotated parameter names, or None, and whether the function is async."""
-    target = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target)
+    """Return the type of data that the first annotated parameter names, or None, and whether the function is async.
+
+    Raises ValueError if the function cannot be called with such an event.
+    """
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    target = inner if inspect.isroutine(inner) else getattr(type(inner), "__call__", inner)  # noqa: B004
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise ValueError(f"a handler must not yield: {function!r}")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None)
+    except TypeError as error:
+        raise ValueError(f"a handler must take one argument, the event: {function!r}: {error}") from error
     try:
         hints = get_type_hints(inspect.unwrap(target))
-        declared = [hints[each] for each in inspect.signature(function).parameters if each in hints]
     except (NameError, TypeError, ValueError) as error:
         raise ValueError(f"the annotations of {function!r} must be names of its module: {error}") from error
-    return next(map(partial(_data_type, kind), declared), None), is_async
+    declared = next((hints[each] for each in signature.parameters if each in hints), Any)
+    _check_declared(function, kind, declared)
+    return _data_type(kind, declared), inspect.iscoroutinefunction(target)
+
+
+def _check_declared(function: Callable[[Any], Any], kind: type[Event], declared: Any) -> None:
+    """Raise ValueError if a function declares that it takes other events."""
+    classes = [get_origin(each) or each for each in (declared, *get_args(declared))]
+    events = [each for each in classes if isinstance(each, type) and issubclass(each, Event)]
+    if events and not any(issubclass(kind, each) for each in events):
+        raise ValueError(f"{function!r} must take {kind.__name__}, not {events[0].__name__}")
 
 
 def _data_type(kind: type[Event], declared: Any) -> Any:

@@ -62,6 +62,8 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()
         """The tasks that wait for a slot or for a delay. They can be cancelled at the stop."""
+        self._delayed: set[asyncio.Task[None]] = set()
+        """Those that wait for a delay."""
         self._suspects: list[Delivery] = []
         """Deliveries that have to run alone."""
         self._held: dict[Delivery, None] = {}
@@ -162,7 +164,7 @@ class Runner:
         attempt = delivery.attempt
         while True:
             if self._slots.locked():
-                async with self._interruptible(delivery):
+                async with self._interruptible(delivery, self._waiting):
                     await self._slots.acquire()
             else:  # this does not wait
                 await self._slots.acquire()
@@ -178,28 +180,31 @@ class Runner:
                     await delivery.retry(result.delay)
                     return
                 attempt += 1  # a later event with its key must wait, so it stays here
-            async with self._interruptible(delivery):
+            self._changed.set()
+            async with self._interruptible(delivery, self._waiting, self._delayed):
                 await asyncio.sleep(result.delay.total_seconds())
 
     async def _try(self, delivery: Delivery, attempt: int) -> Result:
         if self._judge(delivery) is Arrival.PARK:
-            reason = f"it was delivered {delivery.attempt} times, and each time the process ended or lost it"
+            reason = f"it was delivered {delivery.attempt} times; each time the process ended, lost it or gave it back"
             return await self._attempts.park(delivery, reason)
         return await self._attempts.run(delivery, attempt)
 
     @asynccontextmanager
-    async def _interruptible(self, delivery: Delivery) -> AsyncIterator[None]:
-        """Let the stop cancel the block. The delivery is given back then."""
+    async def _interruptible(self, delivery: Delivery, *states: set[asyncio.Task[None]]) -> AsyncIterator[None]:
+        """Let the stop cancel the block. The delivery is given back then. The task has these states in the block."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this runs in a task
-        self._waiting.add(task)
+        for state in states:
+            state.add(task)
         try:
             yield
         except asyncio.CancelledError:
             await delivery.retry()
             raise
         finally:
-            self._waiting.discard(task)
+            for state in states:
+                state.discard(task)
 
     async def _drain(self) -> None:
         """Give back what has not begun, and wait for the handlers in progress."""
@@ -236,7 +241,7 @@ class Runner:
         return len(self._held) < most and (self._held_bytes < _MOST_HELD_BYTES or not self._rules.in_order)
 
     def _is_idle(self) -> bool:
-        return not self._tasks
+        return self._tasks <= self._delayed
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -53,19 +53,29 @@ class _StoredSeen:
         self._connect = connect
         self._stack = AsyncExitStack()
         self._opened: OwnDatabase | None = None
+        self._users = 0
 
     async def open(self) -> None:
-        """Connect, and create the table if it is missing. Raises the errors of the driver."""
+        """Connect, and create the table if it is missing. Raises the errors of the driver.
+
+        Several apps can share the object.
+        """
+        if self._opened is not None:
+            self._users += 1
+            return
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(self._connect())
             for statement in _SCRIPTS[database.engine]:
                 await database.run(statement, [{}])
             forgetting = asyncio.create_task(_forget_old(database))
             stack.push_async_callback(_end, forgetting)
-            self._opened, self._stack = database, stack.pop_all()
+            self._opened, self._stack, self._users = database, stack.pop_all(), 1
 
     async def close(self) -> None:
-        """Close the connections. The same object can be opened again."""
+        """Close the connections, if no other app uses them. The same object can be opened again."""
+        self._users -= 1
+        if self._users > 0:
+            return
         self._opened = None
         await self._stack.aclose()
 

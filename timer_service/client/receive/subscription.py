@@ -38,6 +38,7 @@ _REQUEST_SECONDS = 5.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 _SECOND = 1_000_000_000
+_CLOSED = "the connection to the broker is closed"
 
 
 class _Place(NamedTuple):
@@ -92,6 +93,7 @@ class Subscription:
         self._ahead = ahead
         self.durable = DurableConsumer(connection, consumer)
         self._waiting: deque[tuple[_Receipt, Delivery]] = deque()
+        """They stay when the connection is lost, so that no newer event comes before them."""
         self._arrived = asyncio.Event()
         self._held: dict[int, _Receipt] = {}
         """The messages that are not settled, by their sequence."""
@@ -141,7 +143,7 @@ class Subscription:
                 return delivery
             self._arrived.clear()
             await self._arrived.wait()
-        raise NoAnswerError("the connection to the broker is closed")
+        raise NoAnswerError(_CLOSED)
 
     def next_waiting(self) -> Delivery | None:
         """Return the next delivery that waits here, or None."""
@@ -177,9 +179,12 @@ class Subscription:
         self._inbox = client.new_inbox()
         self._expected = 0
         # Without limits of the driver: it would drop messages, and no more arrive than were asked for.
-        self._interest = await client.subscribe(
-            self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        try:
+            self._interest = await client.subscribe(
+                self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+        except nats.errors.ConnectionClosedError as error:
+            raise NoAnswerError(_CLOSED) from error
         if not self.durable.is_managed and self._session == 1:
             await self._try()
         await self._pull()
@@ -269,7 +274,6 @@ class Subscription:
         pause = _FIRST_PAUSE
         while True:
             await self._broken.wait()
-            self._forget_waiting()
             try:
                 await self._begin()
             except NoAnswerError as error:
@@ -286,12 +290,6 @@ class Subscription:
             else:
                 log.info("%s: receiving again", self.durable)
                 pause = _FIRST_PAUSE
-
-    def _forget_waiting(self) -> None:
-        """Forget the deliveries that nobody has taken. They come again."""
-        for receipt, _ in self._waiting:
-            del self._held[receipt.sequence]
-        self._waiting.clear()
 
     async def _look(self) -> None:
         """Pull again if the server has forgotten the pulls, and remember the place of the consumer. Never ends."""
