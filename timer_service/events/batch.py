@@ -9,7 +9,7 @@ from timer_service.core.intake.batch import MOST_DATA, Change
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command
+from timer_service.core.values.message import Command, Position
 from timer_service.events.contents import HEAD, read_contents
 from timer_service.events.messages import DropEvent, ParkEvent, ResubmitEvent, RetryEvent
 from timer_service.events.store import PARKED, ParkedEvent, ParkedKey
@@ -65,9 +65,13 @@ class Batch:
         key = key_of(command)
         if isinstance(key, EventKey):
             return Change(lambda: self._retry(key))
-        if isinstance(command.payload, ParkEvent):
-            return self._park(command.payload, key)
-        return self._take(command, key)
+        match command.payload:
+            case ParkEvent() as park:
+                return self._park(park, key)
+            case DropEvent():
+                return self._drop(key)
+            case _:
+                return self._resubmit(command.position, key)
 
     def _retry(self, key: EventKey) -> CommandResult:
         if (state := self._states.get(key)) is None:
@@ -94,22 +98,28 @@ class Batch:
 
         return Change(keep, {PARKED: 1})
 
-    def _take(self, command: Command, key: ParkedKey) -> Change | None:
-        """Return the change of a command that ends the parking of an event."""
+    def _drop(self, key: ParkedKey) -> Change:
+        if self._size_of(key) is None:
+            return Change(lambda: CommandResult(Outcome.NOT_FOUND))
+
+        def keep() -> CommandResult:
+            self._parked[key] = None
+            return CommandResult(Outcome.DROPPED)
+
+        return Change(keep, {PARKED: -1})
+
+    def _resubmit(self, position: Position, key: ParkedKey) -> Change | None:
         size = self._size_of(key)
         if size is None:
             return Change(lambda: CommandResult(Outcome.NOT_FOUND))
-        is_resubmitted = isinstance(command.payload, ResubmitEvent)
-        if is_resubmitted and not self._has_room(size):
+        if not self._has_room(size):
             return None
 
         def keep() -> CommandResult:
             event = self._parked.get(key)
             self._parked[key] = None
-            if not is_resubmitted:
-                return CommandResult(Outcome.DROPPED)
             self._room -= size
-            message_id = f"resubmitted-{command.position.epoch}-{command.position.sequence}"
+            message_id = f"resubmitted-{position.epoch}-{position.sequence}"
             self.resubmissions.append(Resubmission(message_id, key, event and event.body))
             self._states[EventKey(key.tenant_id, message_id)] = WAITING
             return CommandResult(Outcome.RESUBMITTED, self._now)

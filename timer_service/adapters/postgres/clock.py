@@ -92,7 +92,8 @@ class PostgresClock:
         self._time.observe(offset, now, slack=_drift(elapsed))
         if not self._time.jumping:  # otherwise the time does not follow this measurement yet
             self._measured_at = now
-        self._observe((now + offset - self._system()) / 1_000_000)
+        ahead = now + offset - self._system()
+        self._observe(ahead / 1_000_000)
 
     async def tick(self, _now: int) -> Pass:
         """Measure the offset once. If the database's clock seems to have jumped, measure again soon."""
