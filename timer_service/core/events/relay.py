@@ -300,7 +300,7 @@ class Relay:
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
-        """Pause if events were not stored, but not by their fault: shortly if others were stored, else longer each time."""
+        """Pause if events were not stored without their fault: shortly if others were, else longer each time."""
         has_failed = bool(settlement.release) or not all(each.counts for each in settlement.retry)
         if settlement.complete:
             self._refused_alone = 0
