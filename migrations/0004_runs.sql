@@ -46,9 +46,9 @@ CREATE TABLE runs (
 -- Used by `due_runs` and `next_sweep`, which find the runs that are due for the sweep, and by the gauge that counts running runs.
 CREATE INDEX runs_to_sweep ON runs (sweep_at) WHERE sweep_at IS NOT NULL;
 
--- Used by `page`, newest first: one index for the runs of a status, one for all runs.
+-- Used by `page`, newest first: one index for the runs of a status, one for all runs that have ended.
 CREATE INDEX runs_by_status ON runs (tenant_id, status, created_at, run_id) WHERE digest IS NOT NULL;
-CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE digest IS NOT NULL;
+CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE digest IS NOT NULL AND settled_at IS NOT NULL;
 
 -- Used by `settled_runs`, which finds the runs that retention deletes.
 CREATE INDEX runs_settled ON runs (settled_at) WHERE settled_at IS NOT NULL;

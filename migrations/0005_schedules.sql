@@ -19,7 +19,7 @@ CREATE TABLE schedules (
     topic TEXT COLLATE BINARY CHECK (topic IS NULL OR start IS NULL),
     data TEXT,
     data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
-    after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
+    after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped, by the rules of the zone then
     after_wall_at BIGINT,  -- what the clocks of the zone showed at the last slot that was fired or skipped, as an instant in UTC
     slot_at BIGINT,
     zone_rules TEXT,  -- a hash of the zone's data, from which `slot_at` was computed
@@ -102,6 +102,7 @@ CREATE TABLE schedule_backfills (
     to_at BIGINT NOT NULL,
     slot_limit INTEGER NOT NULL CHECK (slot_limit > 0),
     after_at BIGINT NOT NULL,  -- the cursor: each slot of the range up to this instant has fired or was skipped
+    after_wall_at BIGINT,  -- as in `schedules`
     fired_count INTEGER NOT NULL CHECK (fired_count >= 0),
     skipped_count INTEGER NOT NULL CHECK (skipped_count >= 0),
     cron TEXT,

@@ -22,7 +22,12 @@ def configure_logs(config: Config) -> None:
     """
     log_format = config.log_format or ("console" if sys.stderr.isatty() else "json")
     renderers = (
-        [_escape_texts, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [
+            _escape_texts,
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
         if log_format == "console"
         else [structlog.processors.JSONRenderer()]
     )

@@ -9,6 +9,9 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+READ_SECONDS = 5.0
+"""How long a connect waits for the secrets."""
+
 
 class SecretSource(Generic[_T]):
     """Reads the secrets of a login for each connect, and logs why they cannot be read or are refused.
@@ -21,15 +24,18 @@ class SecretSource(Generic[_T]):
         self._read = read
         self._login = login
         self._last = read()
+        self._reading: asyncio.Task[_T] | None = None
         self._unreadable = ""
         self.refusal = ""
         """Why the server has refused the last secrets; empty if it has accepted them."""
         self._was_accepted = False
 
     async def read(self) -> _T:
-        """Read the secrets, in a thread. If that fails, log the reason and return the last ones."""
+        """Read the secrets, in a thread. If that fails or takes long, log the reason and return the last ones."""
+        if self._reading is None or self._reading.done():  # a thread that hangs cannot be ended, so there is only one
+            self._reading = asyncio.create_task(asyncio.to_thread(self._read))
         try:
-            self._last = await asyncio.to_thread(self._read)
+            self._last = await asyncio.wait_for(asyncio.shield(self._reading), READ_SECONDS)
         except Exception as error:  # noqa: BLE001 - the function can be one of users
             reason = f"{self._login} cannot be read: {str(error) or type(error).__name__}"
             if reason != self._unreadable:

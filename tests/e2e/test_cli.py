@@ -52,7 +52,7 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("list acme --topic unpaid", 0, "a      Scheduled  2100-01-01T09:30:00Z"),
         ("get acme a", 0, "topic          unpaid\n"),
         ("get acme a", 0, "due at         2100-01-01T09:30:00.000Z (in "),
-        ("retry acme a", 0, "unchanged: acme/a (Scheduled, due 2100-01-01T09:30:00Z): already in that state"),
+        ("retry acme a", 0, "unchanged: acme/a\n"),
         ("count acme", 0, "Scheduled          1\n"),
         ("schedule acme now --in 0s", 0, "scheduled: acme/now ("),
         ("cancel acme a", 0, "cancelled: acme/a (Cancelled, "),
@@ -89,7 +89,11 @@ LIVES: Mapping[str, Sequence[tuple[str, int, str]]] = {
             "created: acme/pay (active, next slot 2100-01-01T08:00:00Z  Fri 2100-01-01 09:00:00 CET",
         ),
         ("get acme pay", 0, "every 2 weeks from 2100-01-01T09:00:00 in Europe/Berlin\n"),
-        ("put acme pay --calendar 2_weeks_from_2100-01-01T09:00Z", 2, "as the clocks of --zone show it"),
+        (
+            "put acme pay --calendar 2_weeks_from_2100-01-01T09:00Z",
+            2,
+            "--zone show it: '2 weeks from 2026-01-02T09:00'",
+        ),
         ("delete acme pay", 0, "deleted: acme/pay\n"),
         ("list acme --status active --topic report", 0, "  0 9 * * * in Europe/Berlin\n"),
         ("get acme a", 0, "topic         report\n"),
@@ -177,8 +181,10 @@ async def test_each_resource_for_machines(cli: Cli, service: Service, resource: 
     assert created[field] | fields == created[field]
     document = await cli.json(resource, "get", "acme", "one")
     shown = document.get(field, document)
+    created[field].pop("upcoming", None)  # `get` computes more of them
     assert shown | created[field] == shown
     (listed,) = await cli.json(resource, "list", "acme")
+    listed.pop("hasWorkers", None)
     assert shown | listed == shown
     assert await cli.json(resource, "list", "nobody") == []
     ended = await cli.json(resource, end, "acme", "one")
@@ -254,6 +260,34 @@ async def test_watch_workflows(cli: Cli, client: TimerClient) -> None:
         code = await asyncio.to_thread(watching.wait, PATIENCE_SECONDS)
     _, line, *_ = output.read_text().splitlines()
     assert (code, "WorkflowCancelled  acme  workflowId=order-" in line, "reason=sold out" in line) == (0, True, True)
+
+
+async def test_failed_timers(cli: Cli, broker: NatsServer, tmp_path: Path, user: User) -> None:
+    """All Failed timers are retried together, or those whose ids begin with a prefix."""
+    async with Service(tmp_path / "service", broker.url):
+        pass
+    config = (await user.js.stream_info("TIMER_EVT")).config
+    settings = {"TIMER_MAX_ATTEMPTS": "1", "TIMER_MANAGE_STREAMS": "false"}  # it would repair the stream
+    async with (
+        Service(tmp_path / "service", broker.url, **settings),
+        TimerClient.connect(broker.url) as client,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        await user.js.update_stream(config.evolve(max_msg_size=2_000))
+        for name in ("a-1", "a-2", "b-1"):
+            await client.timers.schedule("acme", name, due_in=timedelta(), data="x" * 3_000)
+        while len([timer async for timer in client.timers.list("acme", state="Failed")]) < 3:
+            await asyncio.sleep(0.02)
+        await user.js.update_stream(config)
+        retried = await cli.lines("timers", "retry", "acme", "--failed", "--prefix", "a-")
+        assert sorted(retried) == ["retried: acme/a-1", "retried: acme/a-2"]
+        (outcome,) = await cli.json("timers", "retry", "acme", "--failed")
+        assert (outcome["timerId"], outcome["outcome"], outcome["timer"]["attempt"]) == ("b-1", "retried", 0)
+        done = await cli.run("timers", "retry", "acme", "--failed")
+        assert (done.returncode, done.stderr) == (0, "no Failed timers\n")
+        await user.until_stored("TIMER_EVT", 3)
+    for wrong in ((), ("a-1", "--failed"), ("a-1", "--prefix", "a")):
+        assert (await cli.run("timers", "retry", "acme", *wrong)).returncode == 2
 
 
 @ON_SQLITE

@@ -149,15 +149,15 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
 
 
 async def test_list_and_count(client: TimerClient) -> None:
-    """`list` reads every page in order of due time, filters work, and `count` agrees with `list`."""
+    """`list` reads every page, Scheduled timers first, filters work, and `count` agrees with `list`."""
     due = [LATER + timedelta(minutes=index) for index in range(250)]
     await client.timers.schedule_many([NewTimer("acme", f"call-{index}", at) for index, at in enumerate(due)])
     await client.timers.schedule("other", "call-1", LATER)
     for index in range(10):
         await client.timers.cancel("acme", f"call-{index}")
-    assert [each.due_at async for each in client.timers.list("acme")] == due
+    assert [each.due_at async for each in client.timers.list("acme")] == [*due[10:], *due[9::-1]]
     cancelled = [each.timer_id async for each in client.timers.list("acme", state="Cancelled")]
-    assert cancelled == [f"call-{index}" for index in range(10)]
+    assert cancelled == [f"call-{index}" for index in range(9, -1, -1)]
     window = client.timers.list("acme", state="Scheduled", due_after=due[20], due_before=due[23])
     assert [each.due_at async for each in window] == due[20:23]
     counts = await client.timers.count("acme")

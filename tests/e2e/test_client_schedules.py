@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -36,7 +37,7 @@ async def client(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) 
 
 
 async def test_put_returns_the_schedule(client: TimerClient) -> None:
-    """The outcome of a command holds the schedule after the command. `get` adds the next slots."""
+    """The outcome of a command holds the schedule after it, with the next slot. `get` adds more slots."""
     outcome = await client.schedules.put(
         "acme",
         "report",
@@ -69,7 +70,8 @@ async def test_put_returns_the_schedule(client: TimerClient) -> None:
     assert found.upcoming is not None
     assert (len(found.upcoming), found.upcoming[0]) == (3, schedule.next_slot_at)
     assert {slot.astimezone(BERLIN).time().isoformat() for slot in found.upcoming} == {"09:00:00"}
-    assert await client.schedules.get("acme", "report") == schedule
+    assert schedule.upcoming == [schedule.next_slot_at]
+    assert await client.schedules.get("acme", "report") == replace(schedule, upcoming=None)
     assert Schedule.read(schedule.document()) == schedule
     assert await client.schedules.get("other", "report") is None
 

@@ -68,7 +68,7 @@ async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: 
         assert lines[3:7] == ["created active", "paused", "resumed", "deleted"]
         types = [line.split()[0] for line in lines[7:-1]]
         assert (types[-1], {*types[:-1]}) == ("ScheduleEnded", {"ScheduleFired"})
-        reason = "`?` is not supported; write `0 9 * * *`"
+        reason = "`?`, years and `cron(...)` are not supported; write `0 9 * * *`"
         assert lines[-1] == f"INVALID_CRON {[{'path': 'payload.cron', 'reason': reason}]}"
 
 

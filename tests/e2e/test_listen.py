@@ -13,8 +13,9 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import NatsServer, Process, Service
-from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.receiving import Publisher, publisher
 from tests.harness.spawn import TIMER_SERVICE
+from tests.harness.waiting import until
 from timer_service.client import TimerClient
 from timer_service.client.receive.delivery import DEATHS
 

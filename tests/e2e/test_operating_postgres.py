@@ -73,7 +73,7 @@ async def test_migrate_and_doctor(cli: Cli, broker: NatsServer, databases: Datab
         assert (await statuses(cli, 1))["schema"] == "fail"
         assert await tables(url) == 0
         assert await cli.lines("migrate", "up") == [f"applied  {each}" for each in shipped]
-        assert [(line["type"], line["migration"]) for line in cli.audit] == [("migration", each) for each in shipped]
+        assert [(line["type"], line["migrations"]) for line in cli.audit] == [("migration", shipped)]
         assert await cli.lines("migrate", "up") == ["nothing to apply"]
         assert await cli.lines("migrate", "status") == [f"applied  {each}" for each in shipped]
         assert await cli.lines("migrate", "check") == []

@@ -15,7 +15,8 @@ import pytest
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service
-from tests.harness.receiving import Publisher, until
+from tests.harness.receiving import Publisher
+from tests.harness.waiting import until
 from timer_service import watchdog
 from timer_service.client import DueTimeReached, Event, ParkedEvent, TimerApp, TimerClient
 from timer_service.client.receive import attempt as attempts_module

@@ -15,9 +15,10 @@ from tests.e2e.conftest import ON_SQLITE
 from tests.e2e.test_examples import EXAMPLES, block, run
 from tests.harness.databases import Databases
 from tests.harness.processes import NatsServer, Process, Service, unused_port
-from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.receiving import Publisher, publisher
 from tests.harness.spawn import BIN
 from tests.harness.user_databases import UserDatabase
+from tests.harness.waiting import until
 
 PAGE = "docs/receive.md"
 

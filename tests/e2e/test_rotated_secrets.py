@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 from tests.e2e.conftest import User, check_fired
 from tests.harness.load_user import now_ms
 from tests.harness.postgres import PostgresServer
-from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Process, Service
 from tests.harness.rotations import Certificate, Credentials, Nkey, Password, Rotation, Token, replace_file
+from tests.harness.spawn import TIMER_SERVICE
 from timer_service.client import DueTimeReached, NewTimer, NoAnswerError, Outcome, TimerApp, TimerClient
 
 _WRITERS = 8
@@ -159,6 +160,70 @@ async def test_login_at_the_broker(kind: type[Rotation], tmp_path: Path) -> None
                 load, service, refusal, write=rotation.write, replace=lambda number: rotation.replace(broker, number)
             )
         await check_none_lost(load, url, rotation.login)
+
+
+ORDERS = """
+from timer_service.worker import workflow
+
+@workflow("order")
+async def order(ctx, number):
+    return number
+"""
+
+
+@pytest.mark.slow
+async def test_worker_and_listen(tmp_path: Path) -> None:
+    """`timer-service worker` and `listen` log in with the newest password, before and after the server has it."""
+    (tmp_path / "orders.py").write_text(ORDERS, "utf-8")
+    (tmp_path / "note.sh").write_text(f"cat >> {tmp_path}/events\n", "utf-8")
+    rotation = Password(tmp_path)
+    rotation.write(0)
+    async with (
+        NatsServer(tmp_path / "nats", rotation.server(0)) as broker,
+        Service(tmp_path / "service", broker.url, **rotation.settings),
+        TimerClient.connect(broker.url, login=rotation.login) as client,
+        asyncio.timeout(3 * PATIENCE_SECONDS),
+    ):
+        settings = {"TIMER_BROKER_URL": broker.url, **rotation.settings}
+        in_folder = f"cd {tmp_path} && exec {TIMER_SERVICE} worker acme orders:order"
+        worker = Process(["sh", "-c", in_folder], tmp_path / "worker", settings)
+        command = [TIMER_SERVICE, "listen", "acme", "--exec", f"sh {tmp_path}/note.sh"]
+        listener = Process(command, tmp_path / "listener", settings)
+
+        def all_logs_have(text: str) -> bool:
+            return all(text in each.log.read_text() for each in (worker, listener))
+
+        async def use(number: int) -> None:
+            """Start a workflow, whose result the worker returns, and a timer, whose event the listener gets."""
+            await _until_started(client, number)
+            assert await client.workflows.result("acme", f"order-{number}") == number
+            await _until(lambda: f"order-{number}" in (tmp_path / "events").read_text())
+
+        async with worker, listener:
+            worker.launch()
+            listener.launch()
+            await _until(lambda: listener.log.exists() and "waiting for timer.evt" in listener.log.read_text())
+            await use(0)
+            rotation.write(1)
+            await rotation.replace(broker, 1)
+            await use(1)
+            await rotation.replace(broker, 2)
+            await _until(lambda: all_logs_have("the broker refuses the login: "))
+            rotation.write(2)
+            await use(2)
+            assert (await worker.terminate(), await listener.terminate()) == (0, 0)
+
+
+async def _until_started(client: TimerClient, number: int) -> None:
+    """Start a workflow and schedule a timer, as soon as the client has connected again."""
+    while True:
+        try:
+            await client.workflows.start("acme", f"order-{number}", "order", data=number)
+            await client.timers.schedule("acme", f"order-{number}", due_in=timedelta())
+        except NoAnswerError:
+            await asyncio.sleep(0.02)
+        else:
+            return
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The brokers on which the tests of the port run. A `BrokerHarness` gives a test what users and operators can do."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -17,8 +16,9 @@ from tests.harness.clock import NOW
 from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_log import MemoryLog
-from tests.harness.nats_client import read_stream, round_trip
+from tests.harness.nats_client import ignore, read_stream, round_trip
 from tests.harness.processes import NatsServer
+from tests.harness.waiting import until
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.health import HEALTHY, Health
@@ -257,12 +257,12 @@ class NatsHarness:
 
     async def stop(self) -> None:
         await self._server.terminate()
-        await self._until(lambda: self.broker.health.reason is not None)
+        await until(lambda: self.broker.health.reason is not None)
 
     async def start(self) -> None:
         await self._server.start()
-        await self._until(lambda: self.broker.health.reason is None and self.broker.query_health.reason is None)
-        await self._until(lambda: self.user.is_connected)
+        await until(lambda: self.broker.health.reason is None and self.broker.query_health.reason is None)
+        await until(lambda: self.user.is_connected)
         for connection in self.broker.connections:  # it reports as connected before its subscriptions are restored
             await connection.flush()
 
@@ -270,25 +270,16 @@ class NatsHarness:
         found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.>")
         return [to_stored(kind, tenant, message) for message in found]
 
-    async def _until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not reached():
-                await asyncio.sleep(0.01)
-
 
 @asynccontextmanager
 async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     folder: Path = request.getfixturevalue("tmp_path")
     async with NatsServer(folder / "nats") as server:
         broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
-        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
+        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": ignore}
         async with await nats.connect(server.url, **options) as user, AsyncExitStack() as stack:
             yield NatsHarness(server, broker, user, stack)
         await broker.close()
-
-
-async def _ignore(_: Exception) -> None:
-    """Ignore connection errors, because some tests stop the server."""
 
 
 HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[BrokerHarness]]] = {

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Self
 
+from tests.harness.waiting import until
 from tests.harness.workflows import Workflows
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.database import Database
@@ -60,9 +61,7 @@ class Dispatching:
         body = {"workerId": worker, "types": types or ["order"], "slots": 100, "waitMs": wait_ms, **fields}
         task = asyncio.create_task(self._ask(tenant, body))
         before = len(self.workflows.metrics.held_polls)
-        async with asyncio.timeout(10):
-            while len(self.workflows.metrics.held_polls) == before and not task.done():
-                await asyncio.sleep(0)
+        await until(lambda: len(self.workflows.metrics.held_polls) > before or task.done(), pause=0)
         return task
 
     async def hold(self, worker: str = "w", *types: str, **fields: Any) -> None:

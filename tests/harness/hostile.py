@@ -78,10 +78,10 @@ def flood(kinds: Mapping[str, Callable[[int], RawMessage]], each: int) -> Iterat
             yield make(number)
 
 
-def fuzz(seed: int, count: int, *, large_every: int = 2_000) -> Iterator[RawMessage]:
+def fuzz(seed: int, count: int) -> Iterator[RawMessage]:
     """Yield random messages to command subjects: bytes, headers, subjects, and valid messages with changed bytes.
 
-    One in `large_every` has up to `MAX_PAYLOAD` bytes.
+    One in 2,000 has up to `MAX_PAYLOAD` bytes.
     """
     rng = random.Random(seed)
     makers = list(KINDS.values())
@@ -94,7 +94,7 @@ def fuzz(seed: int, count: int, *, large_every: int = 2_000) -> Iterator[RawMess
         if rng.random() < 0.1:
             token = bytes(rng.choice(_SUBJECT_BYTES) for _ in range(rng.randint(1, 60)))
             message = message._replace(subject=b"timer.cmd.v1.%b.%b" % (rng.choice([b"evil", b"e"]), token))
-        if number % large_every == large_every - 1:
+        if number % 2_000 == 1_999:
             message = message._replace(body=rng.randbytes(rng.randrange(MAX_PAYLOAD - 100_000)))
         yield message
 

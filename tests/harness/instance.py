@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
 from tests.harness.memory_broker import MemoryBroker, MemoryRequests
-from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
+from tests.harness.processes import read_page, unused_port
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
@@ -110,10 +110,3 @@ class Instance:
 
     def _drain(self) -> None:
         self.drains += 1
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not reached():
-            await asyncio.sleep(0.005)

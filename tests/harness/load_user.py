@@ -18,6 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
+from tests.harness.nats_client import ignore
 from tests.harness.processes import body
 from timer_service.core.values.address import kebab
 from timer_service.core.values.codec import REPLY_TO
@@ -89,7 +90,7 @@ class LoadUser:
     @asynccontextmanager
     async def connect(cls, urls: str | Sequence[str], tenant: str) -> AsyncIterator[Self]:
         """Connect, and read the events of the tenant in the background."""
-        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
+        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": ignore}
         servers = [urls] if isinstance(urls, str) else list(urls)
         async with await nats.connect(servers, ping_interval=1, connect_timeout=1, **options) as connection:
             user = cls(connection, tenant)
@@ -234,7 +235,3 @@ async def _unsubscribe(subscription: Any) -> None:
         await subscription.unsubscribe()
     except AWAY:
         return
-
-
-async def _ignore(_: Exception) -> None:
-    """Ignore connection errors, because the tests disturb the broker."""

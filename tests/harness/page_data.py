@@ -141,6 +141,8 @@ async def _fill_schedules(database: Database, broker: MemoryBroker, now: int) ->
     schedules = Schedules(database, broker, clock)
     for name in HOSTILE:
         await schedules.put(name, every="PT15M", data={"report": name})
+    fortnight = {"every": 2, "unit": "weeks", "anchor": "2026-11-20T09:00"}
+    await schedules.put("pay", calendar=fortnight, zone="Europe/Berlin")
     await schedules.put("weekdays", cron="0 9 * * MON-FRI", zone="Europe/Berlin", catchUp={"policy": "last"})
     await schedules.put("short", every="PT1M", endAt=iso(now - 3_000_000))
     await schedules.put("order", cron="*/5 * * * *", zone="UTC", start={"type": "order", "input": {"a": 1}})

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,9 @@ from typing import Any, Self
 
 from tests.harness.backlog import Backlog, postgres_backlog, sqlite_backlog
 from tests.harness.spawn import BIN, TIMER_SERVICE, Spawned, spawn
+from tests.harness.waiting import until
 
 PATIENCE_SECONDS = 30
-
 
 _WORKERS = 16
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
@@ -96,15 +96,39 @@ class Process:
         if self._process is not None and self._process.poll() is None:
             await self.kill()
 
-    async def _until(self, ready: Any) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await asyncio.to_thread(ready):
-                if (code := self.running.poll()) is not None:
-                    raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
-                await asyncio.sleep(0.02)
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait until something is so, which is asked in a thread. Raises if the process ends before."""
+
+        async def is_ready() -> bool:
+            if (code := self.running.poll()) is not None:
+                raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
+            return await asyncio.to_thread(ready)
+
+        await until(is_ready, seconds=PATIENCE_SECONDS, pause=0.02)
 
 
-class NatsServer(Process):
+class Server(Process):
+    """A process that is ready some time after its start: by default, when its page says so."""
+
+    port: int
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.launch()
+        await self._until(self._ready)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    def _ready(self) -> bool:
+        try:
+            return read_page(self.port, "/readyz")[0] == 200
+        except OSError:
+            return False
+
+
+class NatsServer(Server):
     """A nats-server that keeps its streams and port across restarts."""
 
     def __init__(self, folder: Path, extra: str = "", *, config: str | None = None, **environment: str) -> None:
@@ -119,21 +143,13 @@ class NatsServer(Process):
         )
         super().__init__([str(BIN / "nats-server"), "-c", str(file)], folder / "nats.log", environment)
 
-    async def start(self) -> None:
-        self.launch()
-        await self._until(self._answers)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    def _answers(self) -> bool:
+    def _ready(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
             return connection.recv(4) == b"INFO"
         return False
 
 
-class Dev(Process):
+class Dev(Server):
     """`timer-service dev --demo`, with its files in a folder."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
@@ -144,21 +160,13 @@ class Dev(Process):
     async def start(self) -> None:
         """Start it and wait until it is ready and has printed its guide. The log is that of this start."""
         self.log.unlink(missing_ok=True)
-        self.launch()
-        await self._until(lambda: "Serving. From another terminal" in self.log.read_text() and self._ready())
+        await super().start()
 
     def _ready(self) -> bool:
-        try:
-            return read_page(self.port, "/readyz")[0] == 200
-        except OSError:
-            return False
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+        return "Serving. From another terminal" in self.log.read_text() and super()._ready()
 
 
-class Service(Process):
+class Service(Server):
     """`timer-service serve`. It keeps its database and port across restarts."""
 
     def __init__(self, folder: Path, broker_url: str, **settings: str) -> None:
@@ -171,15 +179,6 @@ class Service(Process):
             **settings,
         }
         super().__init__([TIMER_SERVICE, "serve"], folder / "service.log", environment)
-
-    async def start(self) -> None:
-        """Start the service and wait until it is ready."""
-        self.launch()
-        await self._until(self._ready)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def page(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
@@ -218,12 +217,6 @@ class Service(Process):
         """Open the backlog of its database."""
         url = self._environment.get("TIMER_DATABASE_URL")
         return postgres_backlog(url) if url else sqlite_backlog(Path(self._environment["TIMER_DB_PATH"]))
-
-    def _ready(self) -> bool:
-        try:
-            return read_page(self.port, "/readyz")[0] == 200
-        except OSError:
-            return False
 
 
 class Executor(Process):

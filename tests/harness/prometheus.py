@@ -8,12 +8,12 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.harness.processes import Process, unused_port
+from tests.harness.processes import Server, unused_port
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
 PROMETHEUS = shutil.which("prometheus")
@@ -22,7 +22,7 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
-class Prometheus(Process):
+class Prometheus(Server):
     """Prometheus on loopback, with the configuration of `deploy/`. It scrapes given ports every second."""
 
     def __init__(self, folder: Path, ports: Sequence[int]) -> None:
@@ -38,11 +38,6 @@ class Prometheus(Process):
             f"--web.listen-address={self._page.removeprefix('http://')}",
         ]
         super().__init__(command, folder / "prometheus.log", {})
-
-    async def __aenter__(self) -> Self:
-        self.launch()
-        await self._until(self._ready)
-        return self
 
     async def query(self, expr: str) -> list[Any]:
         """Return the series of a query."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,10 +72,3 @@ async def publisher(url: str) -> AsyncIterator[Publisher]:
         found = Publisher(connection)
         await found.js.add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.>"], allow_atomic=True)
         yield found
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
-    """Wait until a condition of this process is true."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

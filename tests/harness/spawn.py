@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import zoneinfo
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import Signals
@@ -93,6 +94,7 @@ def _become(command: Sequence[str], output: Path, errors: Path, environment: Map
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    zoneinfo.reset_tzpath()
     sys.argv = list(command)
 
     from timer_service.cli import main  # noqa: PLC0415 - so that the process of the tests does not import the service

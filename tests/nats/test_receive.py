@@ -16,8 +16,9 @@ import nats
 import pytest
 
 from tests.harness.processes import NatsServer
-from tests.harness.receiving import Publisher, publisher, until
+from tests.harness.receiving import Publisher, publisher
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
 from timer_service.client import (
     DueTimeReached,
     Event,

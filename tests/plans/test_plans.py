@@ -36,12 +36,12 @@ NEXT = ("next_available", "due_tenants")
 SELECT = (*NEXT, "count_available", "next_available_after", "due", "due_of_tenant", "due_by_key")
 OLDEST = (*NEXT, "oldest_of_tenant")
 DUE: dict[DueTable, Sequence[str]] = {
-    CANCELLATIONS: OLDEST,
+    CANCELLATIONS: (*OLDEST, "postpone"),
     BACKFILLS: (*OLDEST, "postpone"),
     SCHEDULES: (*SELECT, "postpone"),
-    FIRINGS: SELECT,
+    FIRINGS: (*SELECT, "postpone"),
     UNEVALUATED: (*NEXT, "due_of_tenant", "due_by_key"),
-    ANNOUNCEMENTS: SELECT,
+    ANNOUNCEMENTS: (*SELECT, "postpone"),
     OVERDUE: (*NEXT, "due_of_tenant", "due_by_key", "postpone"),
 }
 """The tables of workers, and the statements that each of them runs."""
@@ -59,13 +59,16 @@ STATES = {"scheduled": "available_at IS NOT NULL"} | {
 }
 ENDED = "status = 'completed' AND ended_at IS NOT NULL AND type IS NOT NULL"
 VARIANTS = {
-    "timers/store page": {
-        **{name: {"where": where} for name, where in STATES.items()},
-        "of a topic": {"where": "topic = :topic AND state = 'Scheduled'"},
+    "timers/store page_of_scheduled": {
+        "all": {"where": STATES["scheduled"]},
+        "with a topic": {"where": "topic = :topic AND state = 'Scheduled'"},
+    },
+    "timers/store page_of_others": {
+        **{name: {"where": where} for name, where in STATES.items() if name != "scheduled"},
+        "with a topic": {"where": "topic = :topic AND state = 'Reached'"},
     },
     "timers/store count": {name: {"where": where} for name, where in STATES.items()},
     "signals/store page": {
-        "all": {"where": "TRUE"},
         "of a status": {"where": "trigger_kind <> '' AND status = 'active'"},
         "of an item": {"where": "work_item_id = :work_item_id AND status = 'active'"},
     },
@@ -85,7 +88,7 @@ VARIANTS = {
     "runs/retention delete_run": {
         "": {"is_last": "NOT EXISTS (SELECT 1 FROM run_jobs WHERE tenant_id = :tenant_id AND run_id = :run_id)"}
     },
-    "runs/queries page": {"all": {"and_status": ""}, "failed": {"and_status": "AND status = 'failed'"}},
+    "runs/queries page": {"failed": {"where": "status = 'failed'"}, "ended": {"where": "settled_at IS NOT NULL"}},
     "workflows/queries page": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
     "workflows/queries page_end": {"open": {"where": "ended_at IS NULL"}, "ended": {"where": ENDED}},
     "workflows/queries count_ended": {"completed": {"status": "completed"}},

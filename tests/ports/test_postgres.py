@@ -136,6 +136,8 @@ async def test_restart_of_the_server(postgres_server: PostgresServer) -> None:
         with pytest.raises(DatabaseUnavailableError):
             await reader.fetch("SELECT 1 AS one")
     away = (database.health.usable, database.read_health.usable)
+    assert str(database.read_health.reason).startswith("the database is unavailable: ")
+    assert "Errno" not in str(database.read_health.reason)
     await postgres_server.start()
     async with asyncio.timeout(10):
         while not database.read_health.usable:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from tests.harness.clock import NOW
 from tests.simulation import run_check, signal_check
 from tests.simulation.parked_check import ParkedChecker
 from tests.simulation.run_model import RunsModel
@@ -21,7 +22,8 @@ class Checker(CommitObserver):
     The models get the commands of a tenant in the order of the log, because `LogLedger` has asserted this order.
     """
 
-    def __init__(self, service: Service, history: Sequence[SentCommand] = ()) -> None:
+    def __init__(self, service: Service, history: Sequence[SentCommand] = (), *, at: int = NOW) -> None:
+        """`at`: when the history begins."""
         self.service = service
         self.runs = RunsModel()
         self.signals = SignalsModel()
@@ -31,7 +33,7 @@ class Checker(CommitObserver):
         self.firings = signal_check.FiredFirings()
         self._sent: dict[str, tuple[SentCommand, int]] = {}
         """The commands and when they were sent, by their ids."""
-        service.begin(self)
+        service.begin(self, at)
         for instance in range(INSTANCES):  # the commands are sent after the start, so schedules do not wait for them
             service.tick("schedules", instance)
         self.send(history)

@@ -29,7 +29,12 @@ from tests.simulation.order_guarantees import executed_runs, final_state_of_runs
 from tests.simulation.parked_histories import parked_commands
 from tests.simulation.run_histories import retried_runs, run_commands
 from tests.simulation.run_model import RunsModel
-from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
+from tests.simulation.schedule_scenarios import (
+    schedules_one_by_one,
+    schedules_read_late,
+    schedules_with_faults,
+    schedules_with_new_rules,
+)
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
 from tests.simulation.signal_histories import many_signals, recreated_signals, signal_commands
 from tests.simulation.workflow_scenarios import (
@@ -253,6 +258,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         schedules_one_by_one,
         schedules_read_late,
         schedules_with_faults,
+        schedules_with_new_rules,
         workflows_one_by_one,
         workflows_with_lost_requests,
         workflows_with_lost_leases,

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.harness.clock import iso
@@ -164,6 +165,18 @@ class SchedulesChecker:
                 payload["missedSince"] = iso(missed_since)
             self._expect(event_id, "ScheduleFired", payload, schedule.facts.definition.topic)
             missed_since = None
+
+    @contextmanager
+    def new_rules(self) -> Iterator[None]:
+        """Expect that the schedules follow the rules of zones that are in force after the block."""
+        for each in self._schedules.values():
+            each.remember_slots()
+        yield
+        active = [each for each in self._schedules.values() if each.status == "active"]
+        for each in active:
+            each.follow_rules()
+            if each.status == "ended":
+                self._expect_end(each)
 
     # The backlog
 

@@ -1,5 +1,6 @@
 """Draws commands on few schedules with few definitions, so that many commands are about the same one."""
 
+import operator
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +33,8 @@ _CRONS = [
     "*/30 2 * * *",
     "15 1-3 * * *",
 ]
+_CRONS_NEAR = ["0,10,20,30,40,50 1 * * *", "5,25,45 1,2 * * *", "0,30 2 * * *", "15 1-3 * * *", "*/30 1,2 * * *"]
+"""Expressions with many slots soon after the beginning, where the rules of a zone change."""
 _CALENDARS = [(1, "days", -4), (2, "days", -4), (1, "weeks", -7), (2, "days", -3), (1, "days", 1)]
 """Calendar intervals. The anchor is so many days from the beginning."""
 _POLICIES = ["last", "skip", "all"]
@@ -82,6 +85,11 @@ def _definitions(draw: st.DrawFn, beginning: int) -> Mapping[str, Any]:
     return fields if _fires(fields) else {name: value for name, value in fields.items() if name != "endAt"}
 
 
+def _cron_in(zone: str) -> st.SearchStrategy[Mapping[str, Any]]:
+    recurrences = st.fixed_dictionaries({"cron": st.sampled_from(_CRONS_NEAR), "zone": st.just(zone)})
+    return st.builds(operator.or_, recurrences, _others)
+
+
 def _fires(fields: Mapping[str, Any]) -> bool:
     """Return whether a slot exists. The service refuses other definitions."""
     recurrence = read_definition(fields).recurrence
@@ -94,9 +102,12 @@ _BACKFILLED_FROM = [-HOUR, -10 * MINUTE, -90 * SECOND, 0, 30 * SECOND, 10 * MINU
 
 
 @st.composite
-def schedule_commands(draw: st.DrawFn, most: int = 8, beginning: int = NOW) -> list[SentCommand]:
-    """Draw commands in stream order. `most` limits their number."""
-    known = draw(st.lists(_definitions(beginning), min_size=1, max_size=2))
+def schedule_commands(
+    draw: st.DrawFn, most: int = 8, beginning: int = NOW, zone: str | None = None
+) -> list[SentCommand]:
+    """Draw commands in stream order. `most` limits their number. `zone`: that of all schedules, which have cron."""
+    definitions = _definitions(beginning) if zone is None else _cron_in(zone)
+    known = draw(st.lists(definitions, min_size=1, max_size=2))
     history: list[SentCommand] = []
     for _ in range(draw(st.sampled_from([1, 2, 3, most, most, most]))):
         kind = draw(st.sampled_from(_KINDS if history else ["Put", "Put", "Put", "Put", "Pause", "Delete"]))

@@ -2,6 +2,7 @@
 
 - A PutSchedule of other slots starts the schedule. Its cursor moves to the command time.
 - A Resume moves the cursor if it finds the schedule paused.
+- Of fixed times, the last one is remembered, so that it does not fire again if the rules of its zone change.
 - A pass may fire any first part of the slots that the policy fires. The rest stays due, and the next pass decides
   again.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from tests.simulation.schedule_slots import Recurrence, due_of, next_slot, slots_after
+from tests.simulation.schedule_slots import Recurrence, due_of, is_fixed, next_slot, reading, slots_after, time_of
 from timer_service.core.values.instant import parse_instant
 from timer_service.core.values.message import Position
 
@@ -77,6 +78,8 @@ class Progress(NamedTuple):
     last_fired: int | None = None
     end: str | None = None
     """The reason of the end; None if the schedule has not ended."""
+    wall: int | None = None
+    """What the clocks showed at the cursor, if it is a slot of fixed times."""
 
 
 class Firing(NamedTuple):
@@ -147,6 +150,8 @@ class ScheduleModel:
     """Whether it has a row: it was put or paused."""
     facts: Facts = field(default_factory=Facts)
     progress: Progress = field(default_factory=Progress)
+    recent: Sequence[int] = ()
+    """The slots up to the cursor by the rules before the new ones."""
 
     @property
     def status(self) -> str:
@@ -161,7 +166,14 @@ class ScheduleModel:
         """The next slot of an active schedule."""
         if self.status != "active" or self.facts.definition is None:
             return None
-        return next_slot(self.facts.definition.recurrence, self.progress.after)
+        return next(self._slots_left(self.facts.definition.recurrence), None)
+
+    def _slots_left(self, recurrence: Recurrence) -> Iterator[int]:
+        """Yield the slots after the cursor, without the fixed times that have fired by other rules."""
+        wall = self.progress.wall
+        for slot in slots_after(recurrence, self.progress.after):
+            if wall is None or time_of(recurrence, slot) > wall:
+                yield slot
 
     def due_of(self, slot: int) -> int:
         assert self.facts.definition is not None
@@ -183,7 +195,7 @@ class ScheduleModel:
             begun = None if before.definition is None else self._begun(before.definition, new.at, status)
             is_kept = begun is not None and next_slot(self.facts.definition.recurrence, begun - 1) == begun  # type: ignore[union-attr]
             cursor = begun - 1 if begun is not None and is_kept else max(self.progress.after, new.at)
-            self.progress = self.progress._replace(after=cursor, fired_count=0, missed_since=None, end=None)
+            self.progress = self.progress._replace(after=cursor, wall=None, fired_count=0, missed_since=None, end=None)
             self.starts += 1
         elif self.facts.definition is None:
             self.progress = Progress(after=self.progress.after)
@@ -211,7 +223,7 @@ class ScheduleModel:
         """Return the slot that has begun and is not due because of its jitter: a Put or a Resume does not skip it."""
         if status not in {"active", "paused"} or not definition.jitter:
             return None
-        slots = [*takewhile(lambda slot: slot <= at, slots_after(definition.recurrence, self.progress.after))]
+        slots = [*takewhile(lambda slot: slot <= at, self._slots_left(definition.recurrence))]
         due = [due_of(*self.name, definition.recurrence, definition.jitter, slot) for slot in slots[-1:]]
         return slots[-1] if due and due[0] > at else None
 
@@ -221,8 +233,35 @@ class ScheduleModel:
             return
         if progress.fired_count == definition.max_count:
             self.progress = progress._replace(end="max_count")
-        elif next_slot(definition.recurrence, progress.after) is None:
+        elif next(self._slots_left(definition.recurrence), None) is None:
             self.progress = progress._replace(end="end_at")
+
+    # New rules of the zone
+
+    def remember_slots(self) -> None:
+        """Remember the slots by the rules that are in force until now."""
+        self.recent = self._slots_before_the_cursor()
+
+    def follow_rules(self) -> None:
+        """Move the cursor of an active schedule before the fixed times that new rules jump over.
+
+        None is left before one that was a slot by the old rules too.
+        """
+        definition, progress = self.facts.definition, self.progress
+        if definition is not None and progress.wall is not None and progress.after == progress.last_slot:
+            same_wall = progress.wall - (reading(definition.recurrence.zone, progress.after) - progress.after)
+            slots = [slot for slot in self._slots_before_the_cursor() if slot > same_wall]
+            done = [s for s in slots if s in self.recent or time_of(definition.recurrence, s) <= progress.wall]
+            after = max(done, default=slots[0] - 1) if slots else progress.after
+            self.progress = progress._replace(after=after)
+        self._end_if_over()
+
+    def _slots_before_the_cursor(self) -> Sequence[int]:
+        if self.facts.definition is None:
+            return ()
+        after = self.progress.after
+        slots = slots_after(self.facts.definition.recurrence, after - 2 * 60 * _MINUTE_MS)
+        return [*takewhile(lambda slot: slot <= after, slots)]
 
     # Passes
 
@@ -231,17 +270,22 @@ class ScheduleModel:
         definition, progress = self.facts.definition, self.progress
         if self.status != "active" or definition is None:
             return
-        slots = slots_after(definition.recurrence, progress.after)
+        recurrence = definition.recurrence
+        slots = self._slots_left(recurrence)
         due = list(takewhile(lambda slot: self.due_of(slot) <= now, slots))
         fires = self._select(definition, due, now)
         skipped = due[: due.index(fires[0])] if fires else due
         missed_since = progress.missed_since or next(iter(skipped), None)
+        fixed = is_fixed(recurrence)
         if due and not fires:
-            yield Firing(progress._replace(after=due[-1], missed_since=missed_since), (), None)
+            wall = reading(recurrence.zone, due[-1]) if fixed else None
+            yield Firing(progress._replace(after=due[-1], wall=wall, missed_since=missed_since), (), None)
         for count, last in enumerate(fires, 1):
             is_over = progress.fired_count + count == definition.max_count
+            after = last if is_over or count < len(fires) else due[-1]
             fired = progress._replace(
-                after=last if is_over or count < len(fires) else due[-1],
+                after=after,
+                wall=reading(recurrence.zone, after) if fixed else None,
                 fired_count=progress.fired_count + count,
                 missed_since=None,
                 last_slot=last,

@@ -10,7 +10,12 @@ import pytest
 
 from tests.simulation.draws import Scenario
 from tests.simulation.intake_mutants import Mutate
-from tests.simulation.schedule_scenarios import schedules_one_by_one, schedules_read_late, schedules_with_faults
+from tests.simulation.schedule_scenarios import (
+    schedules_one_by_one,
+    schedules_read_late,
+    schedules_with_faults,
+    schedules_with_new_rules,
+)
 from timer_service.core.events import outbox
 from timer_service.core.intake import backlog
 from timer_service.core.ports.transactions import in_transaction
@@ -22,6 +27,7 @@ from timer_service.schedules.backfill import worker as backfill_worker
 from timer_service.schedules.calendar import cron, interval, recurrence
 from timer_service.schedules.firing import transaction as firing_pass
 from timer_service.schedules.firing import worker as firing_worker
+from timer_service.schedules.firing import zones as firing_zones
 from timer_service.schedules.messages import PutSchedule, ResumeSchedule
 
 
@@ -128,6 +134,30 @@ def intervals_without_anchor(patch: pytest.MonkeyPatch) -> None:
     find = interval.anchor_second
     patch.setattr(interval, "anchor_second", lambda of: find(of) % (of.every * 86_400))
     _without_cache(patch)
+
+
+def rules_not_followed(patch: pytest.MonkeyPatch) -> None:
+    """A next slot that was computed from other rules of its zone is kept."""
+    patch.setattr(firing_zones, "_differs", lambda *_: False)
+    patch.setattr(rules, "has_old_rules", lambda _: False)
+    for module in (firing, firing_pass):
+        patch.setattr(module, "has_old_rules", lambda _: False)
+
+
+def jumped_times_lost(patch: pytest.MonkeyPatch) -> None:
+    """The cursor stays where it is, although new rules put a time before it that has not fired."""
+    find = recurrence.after_wall
+    patch.setattr(schedule, "after_wall", lambda *of, is_slot: max(of[1], find(*of, is_slot=is_slot)))
+
+
+def jumped_instants_fire_again(patch: pytest.MonkeyPatch) -> None:
+    """An instant before the cursor fires again if new rules show another time of the clock at it."""
+    patch.setattr(recurrence, "_was_handled", lambda *_: False)
+
+
+def times_fire_again(patch: pytest.MonkeyPatch) -> None:
+    """A time of the clock fires again if new rules put it after the cursor."""
+    patch.setattr(schedule, "after_wall", lambda _of, after, _wall, **_: after)
 
 
 def put_resumes(patch: pytest.MonkeyPatch) -> None:
@@ -268,6 +298,10 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     command_in_the_jitter_skips_the_slot: _ALL,
     intervals_as_wildcards: _ALL,
     intervals_without_anchor: _ALL,
+    rules_not_followed: [schedules_with_new_rules],
+    jumped_times_lost: [schedules_with_new_rules],
+    jumped_instants_fire_again: [schedules_with_new_rules],
+    times_fire_again: [schedules_with_new_rules],
     put_resumes: _ALL,
     count_kept_after_a_new_start: _ALL,
     slots_of_a_pause_fire_later: _ALL,

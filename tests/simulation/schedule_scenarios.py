@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
+from tests.harness.zone_releases import RULE_CHANGES, releases, use_release
 from tests.simulation.checker import Checker
 from tests.simulation.draws import Draw, crashes, instances, reader_faults, worker_faults
 from tests.simulation.faults import Point
@@ -11,6 +12,8 @@ from tests.simulation.schedule_histories import BEGINNINGS, HOUR, MINUTE, SECOND
 from tests.simulation.service import SentCommand, Service
 
 _STEPS = [0, SECOND, 20 * SECOND, 59 * SECOND, 61 * SECOND, 10 * MINUTE, 10 * MINUTE, HOUR, 2 * HOUR]
+_RULE_CHANGES = [each for each in RULE_CHANGES if each.zone in {"Africa/Cairo", "Asia/Almaty"}]
+"""The clocks go forward by an hour with the one, and back with the other."""
 _faults_of_passes = st.one_of(worker_faults, crashes([Point.AFTER_STATEMENT, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]))
 
 
@@ -70,6 +73,31 @@ def schedules_with_faults(service: Service, draw: Draw) -> None:
     checker.finish()
 
 
+def schedules_with_new_rules(service: Service, draw: Draw) -> None:
+    """The process starts again with other rules of the zone, at any time around the slots that they move."""
+    change = draw(st.sampled_from(_RULE_CHANGES))
+    beginning = change.since + HOUR
+    with releases():
+        use_release(change.before)
+        checker = Checker(service, at=beginning)
+        history = draw(schedule_commands(beginning=beginning, zone=change.zone))
+        last_before = draw(st.integers(0, len(history) - 1))
+        for number, sent in enumerate(history):
+            checker.send([sent])
+            service.catch_up()
+            _wait(service, draw)
+            if number == last_before or draw(st.booleans()):
+                service.settle("schedules", "backfills", "outbox")
+            if number == last_before:
+                _wait(service, draw)
+                with checker.schedules.new_rules():
+                    use_release(change.after)
+                service.crash()
+                service.settle("schedules")
+        checker.finish()
+        checker.check_retention()
+
+
 class _Steps:
     """The steps of a history with faults."""
 
@@ -109,9 +137,7 @@ class _Steps:
 
 def _begin(service: Service, draw: Draw) -> tuple[Checker, list[SentCommand]]:
     beginning = draw(st.sampled_from(BEGINNINGS))
-    checker = Checker(service)
-    service.clock.set(beginning)
-    return checker, draw(schedule_commands(beginning=beginning))
+    return Checker(service, at=beginning), draw(schedule_commands(beginning=beginning))
 
 
 def _wait(service: Service, draw: Draw) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.harness.builders import command_address
-from tests.harness.clock import ManualClock
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
@@ -221,8 +221,8 @@ class Service(BrokerObserver):
         """Whether transactions hand rows to workers of their process. If not, all rows wait for passes."""
         self.begin(CommitObserver())
 
-    def begin(self, observer: CommitObserver) -> None:
-        """Begin a history with empty tables."""
+    def begin(self, observer: CommitObserver, at: int = NOW) -> None:
+        """Begin a history at an instant, with empty tables."""
         for each in self.instances:
             each.server.end()
         self.loop.settle()
@@ -233,7 +233,7 @@ class Service(BrokerObserver):
         deletes = "".join(f"DELETE FROM {table};" for table in self._tables)
         self._reader.executescript(f"BEGIN; {deletes} COMMIT;")
         self.observer = observer
-        self.clock: ManualClock = ManualClock()
+        self.clock: ManualClock = ManualClock(at)
         self.broker: MemoryBroker = MemoryBroker()
         self.ledger = LogLedger()
         self._numbers = itertools.count(1)

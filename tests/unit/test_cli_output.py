@@ -146,9 +146,34 @@ HELD = {
 }
 OPEN = {**WORKFLOW, "workflowId": "w2", "status": "waiting", "blockedBy": EVIL, "endedAt": None, "messages": 1}
 WAITING: list[Document] = [
-    {**HELD, "workflowId": "w4", "status": "parked", "workerId": None, "step": None, "dueAt": None},
+    {
+        **HELD,
+        "workflowId": "w4",
+        "status": "parked",
+        "workerId": None,
+        "step": None,
+        "dueAt": None,
+        "waitsFor": ["a", EVIL],
+    },
     {**HELD, "workflowId": "w5", "status": "waiting", "workerId": None, "step": None, "dueAt": AT},
     {**HELD, "workflowId": "w6", "status": "waiting", "workerId": None, "step": None, "dueAt": THEN},
+    {
+        **HELD,
+        "workflowId": "w7",
+        "status": "waiting",
+        "workerId": None,
+        "step": None,
+        "dueAt": THEN,
+        "hasWorkers": False,
+    },
+    {
+        **WORKFLOW,
+        "workflowId": "w8",
+        "failure": {"type": "StepFailed", "message": EVIL},
+        "step": "charge",
+        "reason": None,
+    },
+    {**WORKFLOW, "workflowId": "w9", "failure": {"type": "ValueError", "message": EVIL}, "step": None, "reason": None},
 ]
 EFFECTS: list[Document] = [
     {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},

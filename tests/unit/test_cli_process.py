@@ -63,6 +63,15 @@ def test_full_disk(tmp_path: Path, arguments: str, unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (1, text)
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", r"\u043a\u043b\u044e\u0447.db"), ("utf-8", "ключ.db")])
+def test_characters_that_the_output_lacks(tmp_path: Path, encoding: str, shown: str) -> None:
+    """Characters that the encoding of the output lacks are escaped."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TIMER_DB_PATH": "ключ.db"}
+    command = [sys.executable, "-m", "timer_service", "config", "show"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, check=True)
+    assert shown in done.stdout.decode(encoding)
+
+
 def test_command_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command imports only its own module. Without a known command, all are there, for the help."""
     asked: list[list[str]] = []
@@ -125,16 +134,16 @@ def test_client_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
     If no answer comes, the error names the broker, without the login.
     """
-    connect, client = MagicMock(), MagicMock(**{"timers.retry": AsyncMock(side_effect=ValueError("no such form"))})
+    connect, client = MagicMock(), MagicMock(**{"timers.cancel": AsyncMock(side_effect=ValueError("no such form"))})
     connect.return_value.__aenter__.return_value = client
     monkeypatch.setattr("timer_service.cli.connection.TimerClient.connect", connect)
     assert CliRunner().invoke(cli.create_app(["timers"]), ["timers", "watch"], env=SETTINGS).exit_code == 0
     client.timers.watch.assert_called_once_with("*")
-    refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=SETTINGS)
+    refused = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "cancel", "acme", "call-1"], env=SETTINGS)
     assert (refused.exit_code, "no such form" in refused.stderr) == (2, True)
-    client.timers.retry.side_effect = NoAnswerError("no answer")
+    client.timers.cancel.side_effect = NoAnswerError("no answer")
     url = {**SETTINGS, "TIMER_NATS_TOKEN": "", "TIMER_BROKER_URL": "nats://kim:s3cret@one:1"}
-    silent = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "retry", "acme", "call-1"], env=url)
+    silent = CliRunner().invoke(cli.create_app(["timers"]), ["timers", "cancel", "acme", "call-1"], env=url)
     assert str(silent.exception) == "no answer (broker: nats://one:1)"
 
 

@@ -298,7 +298,10 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "tenant must": (("timers", "count"), {"tenant": "*"}),
     "timer_id must be 1 to 200": (("timers", "get"), {"timer_id": "x" * 201}),
     "timer_id must be 1 to 200 ": (("timers", "get"), {"timer_id": "\ud800"}),
-    "due_at must have a timezone": (("timers", "schedule"), {"due_at": NAIVE}),
+    "due_at must have a timezone: UTC, or a ZoneInfo if it is the time of a place": (
+        ("timers", "schedule"),
+        {"due_at": NAIVE},
+    ),
     "due_at must lie": (("timers", "schedule"), {"due_at": datetime(1969, 12, 31, tzinfo=UTC)}),
     "due_at or due_in must be given, and not both": (("timers", "schedule"), {"due_at": None}),
     "due_at or due_in must": (("timers", "schedule"), {"due_in": HOUR}),

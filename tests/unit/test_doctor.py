@@ -64,10 +64,15 @@ ON["autovacuum"] = {"setting": "on", "source": "default"}
 
 
 def stream(
-    config: Mapping[str, Any], cluster: str | None = None, kind: Kind = Kind.COMMAND, *, shared: bool = False
+    config: Mapping[str, Any],
+    cluster: str | None = None,
+    kind: Kind = Kind.COMMAND,
+    *,
+    managed: bool = True,
+    shared: bool = False,
 ) -> list[Finding]:
     info = {"config": {**HEALTHY, **config}, "cluster": {"name": cluster}, "state": {"messages": 3, "bytes": 900}}
-    return list(check_stream(kind, SUBJECT, info, shared=shared))
+    return list(check_stream(kind, SUBJECT, info, managed=managed, shared=shared))
 
 
 def separate_stream(**source: Any) -> Finding:
@@ -76,7 +81,7 @@ def separate_stream(**source: Any) -> Finding:
     sources = {"subjects": [], "duplicate_window": 1, "sources": [{"name": "TIMER_CMD_acme", "consumer": consumer}]}
     state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
     info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}
-    (finding,) = check_stream(Kind.COMMAND, SUBJECT, info, shared=True)
+    (finding,) = check_stream(Kind.COMMAND, SUBJECT, info, managed=True, shared=True)
     return finding
 
 
@@ -85,6 +90,7 @@ def test_healthy_stream() -> None:
     (finding,) = stream({})
     assert (finding.status, finding.message) == (OK, "3 messages, 900 bytes, max_age 7 d, max_bytes 100000")
     assert [each.status for each in stream({"max_age": 0})] == [OK]  # messages are never deleted
+    assert [each.status for each in stream({"subjects": ["timer.cmd.>"]})] == [OK]
     (letters,) = stream({"duplicate_window": 1}, kind=Kind.DEAD_LETTER, shared=True)
     assert letters.status is OK  # a dead letter that is stored twice costs nothing
 
@@ -98,11 +104,18 @@ def test_unhealthy_stream(message: str) -> None:
     assert finding.remedy
 
 
+@pytest.mark.parametrize("setting", [{"max_msg_size": 20}, {"no_ack": True}, {"discard": "old"}])
+def test_settings_with_which_no_service_starts(setting: Mapping[str, Any]) -> None:
+    """A setting that a service changes at its start is a warning. It is a failure if the service refuses to start."""
+    assert [[each.status for each in stream(setting, managed=managed)] for managed in (True, False)] == [[WARN], [FAIL]]
+
+
 def test_streams_in_a_cluster_and_of_several_tenants() -> None:
     """One replica matters in a cluster. The stream of events should take batches, and a shared one have a limit."""
     assert "1 replica" in stream({}, cluster="c1")[0].message
     assert stream({"num_replicas": 3}, cluster="c1")[0].status is OK
     assert "publishing is slower" in stream({}, kind=Kind.EVENT)[0].message
+    assert "without persist_mode" in str(stream({"persist_mode": "async"}, kind=Kind.EVENT)[0].remedy)
     full, shared = stream({"max_bytes": -1}, shared=True)
     assert (full.status, "nats stream edit TIMER_CMD --max-bytes" in str(full.remedy)) == (NOTE, True)
     assert (shared.status, "timer-service tenants separate" in str(shared.remedy)) == (NOTE, True)

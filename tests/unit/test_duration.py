@@ -78,6 +78,7 @@ def test_not_durations(value: object) -> None:
     ("value", "reason"),
     [
         *((value, "must be from PT0S to P366D") for value in ("P366DT0.001S", "PT999999999H", LONGEST_MS + 1)),
+        ("P1M", "months and years have no fixed length"),
         (-1, "must not be negative"),
     ],
 )

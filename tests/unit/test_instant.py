@@ -73,6 +73,21 @@ def test_refused(value: object, error: str) -> None:
     assert caught.value.type == error
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        *((each, "a number may count seconds or milliseconds") for each in (AT, AT / 1000, "1795251600", "-1.5")),
+        *((each, "without an offset, it may be in any time zone") for each in ("2026-11-21", "2026-11-21 09:00")),
+        *((each, "without an offset, it may be in any time zone") for each in ("2026-11-21T09:00:00.5",)),
+        *((each, r"or 2026-11-21T10:00:00\+01:00$") for each in (True, None, "tomorrow", "2026-11-21T09:00Z")),
+    ],
+)
+def test_forms_of_other_programs(value: object, reason: str) -> None:
+    """The error of a number, or of a time without an offset, says what is unknown."""
+    with pytest.raises(PydanticCustomError, match=f"^must be an ISO 8601 instant with an offset, such as .*{reason}"):
+        parse_instant(value)
+
+
 @given(st.text() | st.from_regex(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z"))
 def test_any_text(text: str) -> None:
     """Any text is either an instant in range or refused with one of the two error types."""

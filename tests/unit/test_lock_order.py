@@ -100,7 +100,7 @@ async def write_firings(tx: Transaction) -> None:
     keys = [firing_store.FiringKey("acme", name) for name in IDS]
     await DueRows(FIRINGS).select_keys(tx, keys, NOW)
     await firing_store.settle(tx, FiringStatus.ENQUEUED, dict.fromkeys(keys), NOW)
-    await firing_store.retry(tx, dict.fromkeys(keys, Retry(NOW, "an error")), counts=True)
+    await firing_store.retry(tx, dict.fromkeys(keys, Retry(NOW, "an error")))
 
 
 async def write_schedules(tx: Transaction) -> None:

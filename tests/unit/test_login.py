@@ -1,14 +1,18 @@
 """Tests of `Login`: the options of the driver, and the errors of invalid files and keys."""
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from timer_service import secret_source
 from timer_service.adapters.nats import Login
 from timer_service.app.login import login_options, nats_login
 from timer_service.config import load_config
 from timer_service.core.values.errors import StartError
+from timer_service.secret_source import SecretSource
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
@@ -87,3 +91,25 @@ def test_files_are_read_again(tmp_path: Path) -> None:
     assert login_options(config) == {"token": "one"}
     file.write_text("two")
     assert login_options(config) == {"token": "two"}
+
+
+async def test_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A connect uses the last secrets after a while, and starts no second read beside the one that hangs."""
+    monkeypatch.setattr(secret_source, "READ_SECONDS", 0.01)
+    reads, end = ["first"], threading.Event()
+
+    def read() -> str:
+        if len(reads) == 2:
+            end.wait()
+        reads.append(f"number {len(reads)}")
+        return reads[-1]
+
+    source = SecretSource(read, "the login at x")
+    try:
+        assert [await source.read() for _ in range(2)] == ["number 1", "number 1"]
+    finally:
+        end.set()
+    assert "the login at x cannot be read: TimeoutError; the last one is used" in caplog.text
+    async with asyncio.timeout(10):
+        while await source.read() != "number 2":
+            await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.due.loop import Loop, Pass
-from timer_service.core.ports.health import OutageLog
+from timer_service.core.ports.health import OutageLog, log_waiting
 from timer_service.core.values.errors import DatabaseUnavailableError
 
 SECOND = timedelta(seconds=1)
@@ -49,6 +49,18 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, object]]:
 
 
 LOST = (logging.WARNING, "the database is unavailable", "connection refused")
+
+
+@pytest.mark.parametrize(("seconds", "logged"), [(0.9, []), (1.1, ["refused"]), (8, ["refused"])])
+def test_waiting_at_the_start(seconds: float, logged: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A part that is waited for at the start is logged once, with the reason so far, after a second."""
+
+    async def wait() -> None:
+        with log_waiting("the broker (TIMER_BROKER_URL)", lambda: "refused"):
+            await asyncio.sleep(seconds)
+
+    in_virtual_time(wait)
+    assert lines(caplog) == [(logging.WARNING, "waiting for the broker (TIMER_BROKER_URL)", each) for each in logged]
 
 
 def back(seconds: float) -> tuple[int, str, float]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.processes import PATIENCE_SECONDS
 from tests.harness.systemd import Systemd
+from tests.harness.waiting import until
 from timer_service.supervisor import Supervisor
 
 WATCHDOG = {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
@@ -39,9 +40,7 @@ class State:
 
     async def until_asked(self, more: int) -> None:
         wanted = self.asked + more
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.asked < wanted:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.asked >= wanted, pause=0.001)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness import stubborn
 from tests.harness.clock import in_virtual_time
+from tests.harness.waiting import until
 from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service import user_code
@@ -27,12 +28,6 @@ def gate() -> Iterator[threading.Event]:
     found = threading.Event()
     yield found
     found.set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def turns() -> None:

@@ -43,9 +43,9 @@ async def bring_to_head(database: Database, *, auto: bool) -> None:
 
 
 async def _migrate(database: Database) -> list[Migration]:
-    """Apply the missing migrations, write each to the audit log, and return them."""
+    """Apply the missing migrations, write one line to the audit log, and return them."""
     applied = await migrate(database, migrations())
-    for migration in applied:
-        about = {"type": "migration", "migration": migration.name, "uid": os.geteuid()}
-        log.info(OPERATOR_ACTION, extra=about)
+    if applied:
+        names = [migration.name for migration in applied]
+        log.info(OPERATOR_ACTION, extra={"type": "migration", "migrations": names, "uid": os.geteuid()})
     return applied

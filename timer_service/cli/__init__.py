@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 try:
@@ -38,6 +39,9 @@ _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):  # an id may have characters that the terminal's encoding lacks
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     names = [name for name in sys.argv[1:2] if name in {*COMMANDS, *GROUPS}]
     try:
         create_app(names or [*COMMANDS, *GROUPS])()

@@ -77,10 +77,6 @@ def print_letter(letter: DeadLetter) -> None:
     typer.echo(one_line(letter.body or ""))
 
 
-DEAD_LETTERS = Resource(app, lambda client: client.dead_letters)
-DEAD_LETTERS.list(LETTERS, "List dead letters, newest first.", {"tenant": (TenantOrAll, "*"), "cursor": Before})
-
-
 def _letters(tenant: str, sequences: Sequence[int]) -> tuple[str, Sequence[int]]:
     """Return the tenant, or `*`, and the sequences. A first word that is a number is a sequence.
 

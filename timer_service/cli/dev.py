@@ -52,7 +52,8 @@ def dev(
 
 async def _dev(data_dir: Path, nats_port: int | None, http_port: int | None, *, demo: bool) -> None:
     async with open_dev_app(data_dir, nats_port=nats_port, http_port=http_port) as (app, config, notes):
-        configure_logs(config)
+        # For people: the guide and the events are lines of text, too.
+        configure_logs(config.model_copy(update={"log_format": config.log_format or "console"}))
         for note in notes:
             typer.echo(note)
         announce_dev_server(
@@ -113,7 +114,7 @@ or with any NATS client at {url}:
   subscribe  timer.evt.v1.acme.due-time-reached
   publish    timer.cmd.v1.acme.schedule-timer
              {{"type": "ScheduleTimer", "tenantId": "acme", "payload":
-              {{"tenantId": "acme", "serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}}}
+              {{"serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}}}
 
 Operations page {http}/ui/, metrics {http}/metrics, readiness {http}/readyz. Stop with Ctrl-C.
 """

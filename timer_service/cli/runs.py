@@ -172,7 +172,11 @@ RUNS.command(
 RUNS.command("cancel", "Cancel every job of a run that has not ended, except `always` jobs.", {"run_id": NAME})
 RUNS.command("retry", "Run the failed jobs of an ended run again, and the jobs they skipped.", {"run_id": NAME})
 RUNS.get("Show the graph of a run, with the status of each job.", print_graph, {"run_id": NAME})
-RUNS.list(LIST, "List runs, newest first.", {"status": parameters.choice(RunStatus, "Only runs in this status.")})
+RUNS.list(
+    LIST,
+    "List runs: open ones, and then those that have ended, each newest first.",
+    {"status": parameters.choice(RunStatus, "Only runs in this status.")},
+)
 RUNS.watch(
     "Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs.",
     method="watch_all",

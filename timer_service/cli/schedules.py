@@ -28,6 +28,7 @@ app = typer.Typer(help="Recurring timers: cron expressions and intervals.", no_a
 
 _UNITS: Mapping[str, CalendarUnit] = {"day": "days", "week": "weeks", "month": "months"}
 _CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T\S+)", re.ASCII | re.IGNORECASE)
+_MONTHS = re.compile(r"P?\d+ ?(m|mo|months?|y|years?)", re.ASCII | re.IGNORECASE)
 
 
 def _read_calendar(text: str) -> CalendarInterval:
@@ -39,15 +40,24 @@ def _read_calendar(text: str) -> CalendarInterval:
     except ValueError:
         at = datetime.min.replace(tzinfo=UTC)
     if at.tzinfo is not None or at.microsecond:
-        must = "days, weeks or months, and the first slot as the clocks of --zone show it"
+        must = "days, weeks or months (a year is 12), and the first slot as the clocks of --zone show it"
         raise typer.BadParameter(f"{text!r} must be {must}: '2 weeks from 2026-01-02T09:00'.")
     return CalendarInterval(every=int(every), unit=_UNITS[unit.lower()], anchor=at)
+
+
+def _read_every(text: str) -> timedelta:
+    """Return the distance in the text of an option."""
+    try:
+        return parameters.read_duration(text)
+    except typer.BadParameter as error:
+        instead = " Months have no fixed length: use --calendar." if _MONTHS.fullmatch(text) else ""
+        raise typer.BadParameter(f"{error.message}{instead}") from error
 
 
 NAME = parameters.identifier("SCHEDULE", "The id of the schedule.")
 RECURRENCE = {
     "cron": parameters.option("EXPR", "A cron expression in quotes: '0 9 * * MON-FRI'."),
-    "every": parameters.duration(f"The time between slots: {parameters.DURATION_FORMS}."),
+    "every": parameters.option("DURATION", f"The time between slots: {parameters.DURATION_FORMS}.", parser=_read_every),
     "calendar": parameters.option(
         "INTERVAL",
         "Days, weeks or months between slots, and the first one: '2 weeks from 2026-01-02T09:00'.",
@@ -260,7 +270,7 @@ SCHEDULES.get(
 )
 SCHEDULES.list(
     LIST,
-    "List schedules in order of their ids.",
+    "List schedules by status and id: those that have ended are the last.",
     {
         "status": parameters.choice(ScheduleStatus, "Only schedules in this status."),
         "topic": parameters.topic("Only schedules with this topic."),

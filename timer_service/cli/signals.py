@@ -130,7 +130,7 @@ for name, text in {
 SIGNALS.get("Show one signal.", print_signal, {"signal_id": NAME})
 SIGNALS.list(
     LIST,
-    "List signals in order of their ids.",
+    "List signals by status and id: those that have ended are the last.",
     {
         "status": parameters.choice(SignalStatus, "Only signals in this status."),
         "workItemId": parameters.identifier_option("ITEM", "Only signals of this work item.", "--item"),

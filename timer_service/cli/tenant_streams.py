@@ -155,7 +155,8 @@ async def stream_events(client: Client, subjects: Subjects, tenants: Sequence[st
             if (found := await _find(client, stream)) is None:
                 await _create(client, {**wanted, "num_replicas": replicas})
             elif not _takes_events(found["config"], wanted):
-                raise StartError(f"the stream {stream} does not take the events of {tenant}: delete it, and try again")
+                reason = f"the stream {stream} does not take the events of {tenant}"
+                raise StartError(f"{reason}: delete it when it is empty, and try again")
             else:
                 await _check_position(client, subjects, found)
             if await _find_info(client, f"CONSUMER.INFO.{stream}.{tenant}") is None:

@@ -44,16 +44,21 @@ def _status(workflow: Workflow) -> str:
 
 def _why(workflow: Workflow) -> str:
     """Return why a workflow failed, was cancelled or is blocked; empty if none of these."""
-    parts = [workflow.code, workflow.step and f"step {workflow.step}", workflow.reason, workflow.blocked_by]
+    step = workflow.step and f"step {workflow.step}"
+    if (failure := workflow.failure) is not None:
+        step = failure.message if step else f"{failure.type}: {failure.message}"  # the text names the step
+    parts = [workflow.code, step, workflow.reason, workflow.blocked_by]
     return ": ".join(part for part in parts if part)
 
 
 def _waits_for(workflow: Workflow, now: datetime) -> str:
     """Return what a workflow without a worker waits for; empty if it runs or has ended."""
     if workflow.status == "parked":
-        return "waits for a message"
+        return f"waits for message {', '.join(workflow.waits_for or ())}"
     if workflow.status != "waiting" or workflow.due_at is None:
         return ""
+    if workflow.has_workers is False:
+        return "no worker asks for this type and queue"
     if workflow.due_at > now:
         return f"continues {output.format_distance(workflow.due_at, now)}"
     return f"waits for a worker since {output.format_time(workflow.due_at)}"
@@ -215,7 +220,7 @@ WORKFLOWS.command(
 WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow_id": NAME})
 WORKFLOWS.list(
     LIST,
-    "List workflows in order of creation.",
+    "List workflows: open ones, and then those that have ended, each newest first.",
     {
         "status": parameters.choice(WorkflowStatus, "Only workflows in this status."),
         "type": parameters.option("TYPE", "Only workflows of this type."),

@@ -35,15 +35,15 @@ class Calls:
                 return await task
         except asyncio.CancelledError:
             is_caller_cancelled = caller is not None and caller.cancelling() > cancellations
-            has_ended = task not in self._tasks  # `end` removes the tasks that it cancels
-            if is_caller_cancelled or not has_ended:
+            is_lost = task not in self._tasks  # `end` removes the tasks that it cancels
+            if is_caller_cancelled or not is_lost:
                 raise
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:
             self._tasks.discard(task)
 
     def end(self) -> None:
-        """End the calls."""
+        """End the calls, because the connection is lost."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()

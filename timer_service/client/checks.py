@@ -82,6 +82,12 @@ def check_whole(argument: str, number: Any) -> int:
     return int(number)
 
 
+def check_count(argument: str, number: Any) -> int:
+    """Return a whole number that is at least 1."""
+    _require(check_whole(argument, number) >= 1, argument, "at least 1")
+    return int(number)
+
+
 def check_seconds(argument: str, seconds: Any) -> float:
     """Return a number of seconds."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and not isnan(seconds)
@@ -120,7 +126,7 @@ def wire_instant(argument: str, at: datetime) -> str:
     """Return a datetime in its wire form."""
     _require(isinstance(at, datetime), argument, "a datetime")
     if at.utcoffset() is None:
-        raise ValueError(f"{argument} must have a timezone")
+        raise ValueError(f"{argument} must have a timezone: UTC, or a ZoneInfo if it is the time of a place")
     try:
         utc = at.astimezone(UTC)  # an offset of a timezone can have seconds
     except OverflowError:

@@ -228,11 +228,12 @@ class _Exchange(_Publisher):
             self._report_progress()
 
     def _report_progress(self) -> None:
+        """Call `progress`, unless it has raised an error, which `endings` raises: here it would end in the driver."""
         if self._progress is None or self._progress_error is not None:
             return
         try:
             self._progress(self._ended)
-        except Exception as error:  # noqa: BLE001 - raised by `endings`: here it would end in the driver
+        except Exception as error:  # noqa: BLE001 - code of the user
             self._progress_error = error
 
 
@@ -245,26 +246,22 @@ async def store_commands(
     `NoAnswerError` if there is no connection at the beginning.
     """
     check_connected(connection)
-    endings: dict[str, str | None] = {}
-    fitting = []
-    for command in commands:
-        # The server ends the connection if a message is too large.
-        if len(command.body) + HEADER_BYTES > connection.max_payload:
-            endings[command.id] = f"the command has {len(command.body)} bytes, more than the broker accepts"
-        else:
-            fitting.append(command)
+    # The server ends the connection if a message is too large.
+    endings: dict[str, str | None] = {
+        each.id: f"the command has {len(each.body)} bytes, more than the broker accepts"
+        for each in commands
+        if len(each.body) + HEADER_BYTES > connection.max_payload
+    }
     publisher = _Publisher(connection)
     published: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
-    errors: list[str] = []
+    why: str | None = None
     try:
         async with asyncio.timeout(timeout_seconds):
-            await calls.run(_publish_all(publisher, fitting, published))
+            await calls.run(_publish_all(publisher, [each for each in commands if each.id not in endings], published))
     except TimeoutError:
-        errors.append(
-            f"no acknowledgement within {timeout_seconds:.0f} s; may this login publish commands of the tenant?"
-        )
+        why = f"no acknowledgement within {timeout_seconds:.0f} s; may this login publish commands of the tenant?"
     except (nats.errors.Error, NoAnswerError) as error:
-        errors.append(str(error) or type(error).__name__)
+        why = str(error) or type(error).__name__
     finally:
         await publisher.close()
     for command_id, acknowledged in published.items():
@@ -276,8 +273,8 @@ async def store_commands(
         elif isinstance(refusal, Mapping) and refusal.get("err_code") in _NEVER_STORED:
             endings[command_id] = _why(refusal)
         else:
-            errors.append(_why(refusal))
-    return Stored(endings, errors[0] if errors else None)
+            why = why or _why(refusal)
+    return Stored(endings, why)
 
 
 async def _publish_all(

@@ -69,14 +69,10 @@ class Connection:
 
     async def lose(self) -> None:
         """End every call and every iteration over events, because the connection is lost."""
-        await self.end_calls()
-        for call in self.on_lost:
-            call()
-
-    async def end_calls(self) -> None:
-        """End every call and every iteration over events."""
         self._calls.end()
         self._watches.end()
+        for call in self.on_lost:
+            call()
 
     async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a call to the broker. Raises `NoAnswerError` if the connection is lost first."""
@@ -208,6 +204,7 @@ class Connection:
     async def _pages(
         self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
+        """Iterate over the pages of an answer."""
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
             yield page

@@ -1,7 +1,8 @@
 """Converts users' data: what a program gives becomes JSON, and JSON becomes the type that a function declares.
 
-Beside plain JSON values, these can be used: dataclasses, pydantic models, NamedTuple, Enum, datetime, timedelta, UUID,
-Decimal.
+Beside plain JSON values, these can be used: dataclasses, pydantic models, NamedTuple, Enum, datetime, timedelta, UUID
+and Decimal.
+
 pydantic is imported when the first of them is used: it takes longer to import than the rest of the client.
 """
 
@@ -33,7 +34,7 @@ def read_data(kind: Any, data: Any, what: str) -> Any:
     from pydantic import ValidationError  # noqa: PLC0415 - see the module docstring
 
     try:
-        return _adapter(kind).validate_json(json.dumps(data))
+        return adapter(kind).validate_json(json.dumps(data))
     except ValidationError as error:
         reason = f"{what} is no {getattr(kind, '__name__', kind)}: {describe(error)}"
         raise ValueError(reason) from None  # the error of pydantic has the data, which may be secret
@@ -53,7 +54,8 @@ def second_type(function: Callable[..., Any]) -> Any:
 def describe(error: "ValidationError") -> str:
     """Return the first wrong fields in one line, without their values."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]
-    return "; ".join(": ".join([*filter(None, [".".join(map(str, each["loc"]))]), each["msg"]]) for each in faults)
+    named = [(".".join(map(str, each["loc"])), each["msg"]) for each in faults]
+    return "; ".join(f"{path}: {text}" if path else text for path, text in named)
 
 
 def _plain(value: Any) -> Any:
@@ -66,11 +68,11 @@ def _plain(value: Any) -> Any:
 
 
 def _declared(function: Callable[..., Any], name: str) -> Any:
-    while isinstance(function, partial):
-        function = function.func
-    function = unwrap(function)
-    if not hasattr(function, "__annotations__"):  # an object with __call__
-        function = type(function).__call__
+    """Return the declared type of a parameter, or of the result (`return`), of anything that can be called.
+
+    An annotation that is a text is looked up among the variables of its module.
+    """
+    function = _code_of(function)
     kind = getattr(function, "__annotations__", {}).get(name, Any)
     if not isinstance(kind, str):
         return type(None) if kind is None else kind
@@ -82,8 +84,17 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
         raise ValueError(f"the annotation {kind!r} of {function.__qualname__} is not defined: {error}") from error
 
 
+def _code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs if something is called: without partials and wrappers, or its `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    function = unwrap(function)
+    return function if hasattr(function, "__annotations__") else type(function).__call__
+
+
 @cache
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
+def adapter(kind: Any) -> "TypeAdapter[Any]":
+    """Return what reads values of a type."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - see the module docstring
 
     return TypeAdapter(kind)

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from timer_service.client.checks import (
+    check_count,
     check_mapping,
     check_name,
     check_reason,
@@ -82,13 +83,11 @@ class Events(Resource):
 
         `event` is the whole event as it was received. Raises `CommandError` if the service rejects the command.
         """
-        if check_whole("attempts", attempts) < 1:
-            raise ValueError("attempts must be at least 1")
         fields = {
             "consumer": check_name("consumer", consumer),
             "event": check_mapping("event", event),
             "reason": check_reason(reason),
-            "attempts": attempts,
+            "attempts": check_count("attempts", attempts),
         }
         return await self._connection.send("ParkEvent", tenant, fields, timeout_seconds)
 
@@ -173,7 +172,10 @@ class DeadLetters:
         return await self._connection.send_command(command, timeout_seconds)
 
     async def _find_start(self, js: JetStreamContext, subject: str, first: int, end: int, limit: int) -> int:
-        """Return the highest sequence from which there are `limit` dead letters before `end`, or `first`."""
+        """Return the highest sequence from which there are `limit` dead letters before `end`, or `first`.
+
+        It is searched by halves: the broker counts from a sequence on, but it does not read backwards.
+        """
         start, last = first, max(first, end - 1)
         while start < last:
             middle = (start + last + 1) // 2
@@ -255,6 +257,7 @@ def _read(message: Msg) -> DeadLetter:
 
 
 def _letter(subject: str, sequence: int, stored_at: datetime | None, headers: dict[str, Any], size: int) -> DeadLetter:
+    """Return a dead letter without its headers and its body."""
     *_, tenant, message = subject.split(".")
     assert stored_at is not None  # noqa: S101 - the server always sends it
     return DeadLetter(

@@ -6,14 +6,15 @@ The fields of a payload have the names of the contracts in snake case. `serviceC
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from datetime import UTC, datetime
-from functools import cache
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, get_args, get_origin
+from functools import cache, partial
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, dataclass_transform, get_args, get_origin
 
 from timer_service.client.errors import TimerServiceError
+from timer_service.core.values.address import kebab
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -35,17 +36,27 @@ _ENVELOPE = {
 _RENAMED = {"timer_id": "serviceCallId", "from_at": "from", "to_at": "to", "workflow_type": "type"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class _Value:
+    """Makes each class of events a frozen dataclass."""
+
+    wire_type: ClassVar[str]
+    """The type on the wire. By default, it is the name of the class."""
+    data_field: ClassVar[str | None] = None
+    """The field with JSON of the user, if there is one."""
+
+    def __init_subclass__(cls, wire_type: str | None = None, data_field: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.wire_type = cls.__name__ if wire_type is None else wire_type
+        cls.data_field = data_field or cls.data_field
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Event(_Value, wire_type=""):
     """Something that happened. An event of a type that this version does not know has only these fields.
 
     `created_at` is when the service created the event, and `raw` is the event in the form of the contracts.
     """
-
-    wire_type: ClassVar[str] = ""
-    """The type on the wire."""
-    data_field: ClassVar[str | None] = None
-    """The field with JSON of the user, if there is one."""
 
     id: str
     """The same however often the event is published."""
@@ -68,11 +79,8 @@ class Event:
         return f"event {self.id}"
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class _TimerEvent(Event, Generic[T]):
+class _TimerEvent(Event, Generic[T], data_field="data"):
     """An event of a timer."""
-
-    data_field: ClassVar[str | None] = "data"
 
     timer_id: str
     due_at: datetime
@@ -83,36 +91,26 @@ class _TimerEvent(Event, Generic[T]):
         return f"timer {self.timer_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class DueTimeReached(_TimerEvent[T]):
     """A timer has fired."""
-
-    wire_type: ClassVar[str] = "DueTimeReached"
 
     reached_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimerExpired(_TimerEvent[T]):
     """A timer would have fired at its expiry or later."""
-
-    wire_type: ClassVar[str] = "TimerExpired"
 
     expired_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimersCancelled(Event):
     """All timers with a prefix were cancelled. `command_id` is the id of the CancelTimers."""
-
-    wire_type: ClassVar[str] = "TimersCancelled"
 
     command_id: str
     prefix: str
     count: int
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _ScheduleEvent(Event):
     """An event of a schedule."""
 
@@ -123,12 +121,8 @@ class _ScheduleEvent(Event):
         return f"schedule {self.schedule_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleFired(_ScheduleEvent, Generic[T]):
+class ScheduleFired(_ScheduleEvent, Generic[T], data_field="data"):
     """A slot of a schedule has fired. `cause` is `slot`, `trigger` or `backfill`."""
-
-    wire_type: ClassVar[str] = "ScheduleFired"
-    data_field: ClassVar[str | None] = "data"
 
     slot_at: datetime
     fired_at: datetime
@@ -138,11 +132,8 @@ class ScheduleFired(_ScheduleEvent, Generic[T]):
     data: T = None  # type: ignore[assignment]  # a schedule without data has None, whatever the type
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleSkipped(_ScheduleEvent):
     """A slot of a schedule started no workflow."""
-
-    wire_type: ClassVar[str] = "ScheduleSkipped"
 
     slot_at: datetime
     skipped_at: datetime
@@ -151,20 +142,14 @@ class ScheduleSkipped(_ScheduleEvent):
     workflow_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleEnded(_ScheduleEvent):
     """A schedule has no further slot."""
-
-    wire_type: ClassVar[str] = "ScheduleEnded"
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleBackfilled(_ScheduleEvent):
     """A backfill has ended. `command_id` is the id of the BackfillSchedule."""
-
-    wire_type: ClassVar[str] = "ScheduleBackfilled"
 
     command_id: str
     from_at: datetime
@@ -176,7 +161,6 @@ class ScheduleBackfilled(_ScheduleEvent):
     """The first slot that the backfill left."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _SignalEvent(Event):
     """An event of a work signal."""
 
@@ -190,28 +174,21 @@ class _SignalEvent(Event):
         return f"signal {self.signal_id}" if self.work_item_id is None else f"work item {self.work_item_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkSignalFired(_SignalEvent):
+class WorkSignalFired(_SignalEvent, wire_type="work.signal.fired"):
     """A work signal has fired: the reminder about a work item."""
-
-    wire_type: ClassVar[str] = "work.signal.fired"
 
     fired_at: datetime
     task_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkSignalFailed(_SignalEvent):
+class WorkSignalFailed(_SignalEvent, wire_type="work.signal.failed"):
     """A firing of a work signal was given up."""
-
-    wire_type: ClassVar[str] = "work.signal.failed"
 
     attempt: int
     error: str
     failed_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _RunEvent(Event):
     """An event of a run."""
 
@@ -224,12 +201,8 @@ class _RunEvent(Event):
         return f"run {self.run_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobReady(_RunEvent, Generic[T]):
+class JobReady(_RunEvent, Generic[T], data_field="payload"):
     """All needs of a job are met: execute it."""
-
-    wire_type: ClassVar[str] = "JobReady"
-    data_field: ClassVar[str | None] = "payload"
 
     job_name: str
     ready_at: datetime
@@ -240,46 +213,33 @@ class JobReady(_RunEvent, Generic[T]):
     payload: T = None  # type: ignore[assignment]  # a job without payload has None, whatever the type
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobSkipped(_RunEvent):
     """A job is skipped, because a job that it needs did not succeed."""
-
-    wire_type: ClassVar[str] = "JobSkipped"
 
     job_name: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunCompleted(_RunEvent):
     """All jobs of a run have ended. `counts` has the number of jobs by status."""
-
-    wire_type: ClassVar[str] = "RunCompleted"
 
     status: str
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunRejected(_RunEvent):
     """The graph of a run is invalid."""
-
-    wire_type: ClassVar[str] = "RunRejected"
 
     code: str
     path: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStuck(_RunEvent):
     """The service found and corrected an error of its own in a run."""
-
-    wire_type: ClassVar[str] = "RunStuck"
 
     jobs: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _WorkflowEvent(Event):
     """An event of a workflow."""
 
@@ -291,23 +251,16 @@ class _WorkflowEvent(Event):
         return f"workflow {self.workflow_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkflowCompleted(_WorkflowEvent, Generic[T]):
+class WorkflowCompleted(_WorkflowEvent, Generic[T], data_field="result"):
     """A workflow has ended with a result."""
-
-    wire_type: ClassVar[str] = "WorkflowCompleted"
-    data_field: ClassVar[str | None] = "result"
 
     started_at: datetime
     ended_at: datetime
     result: T = None  # type: ignore[assignment]  # a function without a result has None, whatever the type
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkflowFailed(_WorkflowEvent):
     """A workflow has failed. `error` has the `type` and the `message` of the error of its function."""
-
-    wire_type: ClassVar[str] = "WorkflowFailed"
 
     started_at: datetime
     ended_at: datetime
@@ -316,31 +269,22 @@ class WorkflowFailed(_WorkflowEvent):
     error: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkflowCancelled(_WorkflowEvent):
     """A workflow was cancelled."""
-
-    wire_type: ClassVar[str] = "WorkflowCancelled"
 
     started_at: datetime
     ended_at: datetime
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkflowBlocked(_WorkflowEvent):
     """Workers cannot continue a workflow: its function does not match what is stored."""
-
-    wire_type: ClassVar[str] = "WorkflowBlocked"
 
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CommandRejected(Event):
     """The service rejected a command, and stored it as a dead letter."""
-
-    wire_type: ClassVar[str] = "CommandRejected"
 
     command_id: str
     code: str
@@ -403,7 +347,7 @@ def read_event(body: bytes) -> Event:
 
 def message_of(kind: type[Event]) -> str:
     """Return the part of the subject that events of a type have in common, such as `due-time-reached`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.wire_type).replace(".", "-").lower()
+    return kebab(kind.wire_type)
 
 
 class _Part(NamedTuple):
@@ -431,31 +375,19 @@ def _part(declared: "Field[Any]", wire: str) -> _Part:
 
 def _reader(declared: Any) -> Callable[[Any], Any]:
     """Return the function that reads the values of a field. It raises an error if a value has another type."""
-    kinds = {get_origin(each) or each for each in _members(declared)}
+    types = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    kinds = {get_origin(each) or each for each in types}
     if datetime in kinds:
         return _from_text
     for kind, wire_kind in {str: str, int: int, Mapping: dict, Sequence: list}.items():
         if kind in kinds:
-            return _checked(wire_kind)
-    return _anything
+            return partial(_checked, wire_kind)
+    return lambda value: value
 
 
-def _members(declared: Any) -> Iterator[Any]:
-    """Return the types of a union without None, or the type itself."""
-    types = get_args(declared) if isinstance(declared, UnionType) else (declared,)
-    return (each for each in types if each is not NoneType)
-
-
-def _checked(wanted: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if not isinstance(value, wanted):
-            raise TypeError
-        return value
-
-    return read
-
-
-def _anything(value: Any) -> Any:
+def _checked(wanted: type, value: Any) -> Any:
+    if not isinstance(value, wanted):
+        raise TypeError
     return value
 
 
@@ -463,7 +395,7 @@ def _from_text(text: Any) -> datetime:
     at = datetime.fromisoformat(text)
     if at.tzinfo is None:
         raise ValueError
-    return at.astimezone(UTC) if at.tzinfo is not UTC else at
+    return at.astimezone(UTC)
 
 
 def _from_milliseconds(number: Any) -> datetime:

@@ -259,7 +259,7 @@ class Schedule(View):
     ended_at: datetime | None = None
     end_reason: Open[EndReason] | None = None
     upcoming: Sequence[datetime] | None = None
-    """The next slots, if `Schedules.get` was asked for them."""
+    """The next slots: as many as `Schedules.get` was asked for. After a command: the next one, if it is active."""
     backfills: Sequence[Backfill] | None = None
     """The oldest 10 backfills that have not ended, if there are any. Only `Schedules.get` has them."""
     data: Any = None

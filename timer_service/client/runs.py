@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from timer_service.client.answers import read_rows
-from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping, check_whole, optional
+from timer_service.client.checks import check_choice, check_count, check_identifier, check_list, check_mapping, optional
 from timer_service.client.events import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
 from timer_service.client.models import Outcome, Run, RunGraph, RunJob
 from timer_service.client.names import ReportedStatus, RunStatus
@@ -62,13 +62,11 @@ class Runs(Resource):
 
         `attempt` is that of the `JobReady`. With it, a late report changes no later attempt of the run.
         """
-        if attempt is not None and check_whole("attempt", attempt) < 1:
-            raise ValueError("attempt must be at least 1")
         fields = {
             "jobName": check_identifier("job", job),
             "status": check_choice("status", status, ReportedStatus),
             "outputs": optional(check_mapping, "outputs", outputs),
-            "attempt": attempt,
+            "attempt": optional(check_count, "attempt", attempt),
         }
         return await self._send("ReportJobStatus", tenant, run_id, timeout_seconds, **fields)
 
@@ -94,7 +92,7 @@ class Runs(Resource):
         return RunGraph(Run.read(pages[-1]), about.counts, about.groups, [*jobs.values()])
 
     def list(self, tenant: str, *, status: RunStatus | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
-        """Iterate over the runs of a tenant, newest first. `status` filters them."""
+        """Iterate over the runs of a tenant, open ones first, each newest first. `status` filters them."""
         wanted = optional(check_choice, "status", status, RunStatus)
         return self._list("list-runs", "runs", Run, tenant, timeout_seconds, status=wanted)
 

@@ -146,7 +146,7 @@ class Schedules(Resource):
         topic: str | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Schedule]:
-        """Iterate over the schedules of a tenant in order of their ids. `status` and `topic` filter them."""
+        """Iterate over the schedules of a tenant, by status and id. `status` and `topic` filter them."""
         filters = {
             "status": optional(check_choice, "status", status, ScheduleStatus),
             "topic": optional(check_topic, "topic", topic),

@@ -83,7 +83,7 @@ class Signals(Resource):
         work_item_id: str | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Signal]:
-        """Iterate over the signals of a tenant in order of their ids. `status` and `work_item_id` filter them."""
+        """Iterate over the signals of a tenant, by status and id. `status` and `work_item_id` filter them."""
         filters = {
             "status": optional(check_choice, "status", status, SignalStatus),
             "workItemId": optional(check_identifier, "work_item_id", work_item_id),

@@ -110,8 +110,10 @@ class Timers(Resource):
         due_after: datetime | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Timer]:
-        """Iterate over the timers of a tenant in order of due time, page by page.
+        """Iterate over the timers of a tenant, page by page.
 
+        Scheduled timers are first, the next one first, and then the others, the latest due time first. One that fires
+        meanwhile can be in both parts.
         `topic`: only timers with it. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to
         each page. Raises `QueryError` if the service cannot answer.
         """
@@ -137,6 +139,7 @@ class Timers(Resource):
         return self._connection.events(tenant, *with_topics("due-time-reached", "timer-expired"), "timers-cancelled")
 
     def _schedule_command(self, timer: NewTimer) -> Command:
+        """Return the command of a timer. Raises ValueError with the name of a wrong argument."""
         if (timer.due_at is None) == (timer.due_in is None):
             raise ValueError("due_at or due_in must be given, and not both")
         fields = given(

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from timer_service.client.convert import describe
+from timer_service.client.convert import adapter, describe
 from timer_service.client.errors import TimerServiceError
 from timer_service.core.values.duration import format_duration
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
     from pydantic_core import CoreSchema
 
 
@@ -49,7 +47,7 @@ class View:
 
         kind: Any = cls  # mypy: a type is not known to be hashable
         try:
-            found: Self = _adapter(kind).validate_python(answer)
+            found: Self = adapter(kind).validate_python(answer)
         except ValidationError as error:
             reason = f"the service sent an answer that this client cannot read: {describe(error)}"
             raise TimerServiceError(reason) from None  # the error of pydantic has the data, which may be secret
@@ -82,10 +80,3 @@ def _plain(value: Any) -> Any:
             return [_plain(each) for each in value]
         case _:
             return value
-
-
-@cache
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter  # noqa: PLC0415 - see the docstring of `convert`
-
-    return TypeAdapter(kind)

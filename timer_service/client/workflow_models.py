@@ -56,6 +56,12 @@ class Workflow(View):
     """The key of the step that failed."""
     reason: str | None = None
     """Why it was cancelled."""
+    has_workers: bool | None = None
+    """Whether a worker asks for its queue and type. Only a list has this and the next two fields."""
+    waits_for: Sequence[str] | None = None
+    """The first three messages for which it waits."""
+    failure: WorkflowError | None = None
+    """The error of its function, with at most 200 characters."""
 
 
 class WorkflowEffect(View):

@@ -139,7 +139,10 @@ class Workflows(Resource):
         workflow_type: str | WorkflowType[Any, Any] | None = None,
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Workflow]:
-        """Iterate over the workflows of a tenant in order of creation. `status` and `workflow_type` filter them."""
+        """Iterate over the workflows of a tenant: open ones, and then those that have ended, each newest first.
+
+        `status` and `workflow_type` filter them.
+        """
         filters = {
             "status": optional(check_choice, "status", status, WorkflowStatus),
             "type": None if workflow_type is None else name_of_type(workflow_type),
@@ -207,7 +210,7 @@ class Workflows(Resource):
         following = asyncio.ensure_future(anext(events))
         try:
             while True:
-                # There may be 8 MiB of effects: it reads one.
+                # `limit`: its effects, which may have 8 MiB, are not needed.
                 detail = await self._find("get-workflow", WorkflowDetail, tenant, workflow_id, _QUERY_SECONDS, limit=1)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow_id}")

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from timer_service.core.due.due_rows import DueTable
-from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
@@ -146,9 +145,3 @@ def _announcement(run: Run | None, job: Job | None, row: Row) -> Announcement | 
 async def delete(tx: Transaction, rows: Sequence[Row]) -> int:
     """Delete rows that were locked. Return how many."""
     return await tx.executemany(_SQL["delete"], [AnnouncementKey.of(row)._asdict() for row in rows])
-
-
-async def postpone(tx: Transaction, retries: Mapping[AnnouncementKey, Retry]) -> None:
-    """Let announcements wait, with the error of each."""
-    many = [{**key._asdict(), "until": at, "error": error} for key, (at, error) in sorted(retries.items())]
-    await tx.executemany(_SQL["postpone"], many)

@@ -9,8 +9,3 @@ DO UPDATE SET attempt = excluded.attempt, caused_by = excluded.caused_by, output
 -- Deletes an announcement.
 DELETE FROM run_announcements
 WHERE tenant_id = :tenant_id AND available_at = :available_at AND run_id = :run_id AND job_name = :job_name
-
--- name: postpone
--- Lets an announcement wait.
-UPDATE run_announcements SET available_at = :until, last_error = :error
-WHERE tenant_id = :tenant_id AND available_at = :available_at AND run_id = :run_id AND job_name = :job_name

@@ -63,7 +63,7 @@ class Announcer:
         if isolated.failed:
             retries = self._retries.of([Failed(key.job, error) for key, error in isolated.failed], now)
             later = {key: retries[key.job] for key, _ in isolated.failed}
-            await in_transaction(self._database, lambda tx: announcements.postpone(tx, later))
+            await in_transaction(self._database, partial(self._rows.postpone, retries=later))
         return sum(counts) + len(isolated.failed)
 
     async def _announce(self, tx: Transaction, keys: Sequence[AnnouncementKey], now: int) -> int:

@@ -87,19 +87,19 @@ class Draft:
         return taken
 
     def take_reports(self, new: Collection[str]) -> list[tuple[Command, Sequence[str]]]:
-        """Return the pending reports that name `new` jobs, which are known now, in the order of the log.
+        """Return the pending reports that name `new` jobs, which are known now, each with these jobs.
 
-        With each report come the new jobs that it names, in its order: the first one is the reason why a job is
-        skipped. A report all of whose jobs are known is no longer pending.
+        The reports are in the order of the log, and the jobs in that of their report. A report is no longer pending
+        when all its jobs are known.
         """
         new_names = set(new)
         reports: list[tuple[Command, Sequence[str]]] = []
         for position, pending in list(self.pending.items()):
-            named = sorted(pending.places.keys() & new_names, key=pending.places.__getitem__)
+            named = [name for name in pending.named_jobs if name in new_names]
             if not named or pending.report is None:
                 continue
             reports.append((pending.report, named))
-            if all(name in self.jobs for name in pending.places):
+            if all(name in self.jobs for name in pending.named_jobs):
                 del self.pending[position]
                 self.run = self.run._replace(pending_bytes=self.run.pending_bytes - pending.size)
         return reports
@@ -183,12 +183,10 @@ class Draft:
         }
         added = len(jobs) + needs.total() + groups.total()
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
-        for name, edges in to_jobs.items():
-            self.downstream[name] = [*self.downstream.get(name, ()), *edges]
-        for name, edges in to_groups.items():
-            self.downstream_of_groups[name] = [*self.downstream_of_groups.get(name, ()), *edges]
+        _append(self.downstream, to_jobs)
+        _append(self.downstream_of_groups, to_groups)
         for job in [self.jobs[edge.job] for edge in resolved]:
-            if job.is_waiting:
+            if job.is_waiting:  # it needs the new jobs in place of the group
                 open_needs = job.open_needs + needs.get(job.name, 0)
                 self.jobs[job.name] = job._replace(open_needs=open_needs, open_groups=job.open_groups - 1)
         from_ended = (edge for name, edges in to_jobs.items() if self.jobs[name].ended for edge in edges)
@@ -284,6 +282,12 @@ class Draft:
 def _count_needs(edges: Edges) -> Counter[str]:
     """Return how many needs each job has."""
     return Counter(edge.job for from_one in edges.values() for edge in from_one)
+
+
+def _append(known: dict[str, Sequence[Edge]], added: Edges) -> None:
+    """Add edges at the end of those of the same upstream."""
+    for name, edges in added.items():
+        known[name] = [*known.get(name, ()), *edges]
 
 
 def _new_job(job: NewJob, group: str | None, needs: int, groups: int, attempt: int) -> Job:

@@ -51,6 +51,7 @@ async def handle(
     of_run = defaultdict[RunKey, list[Command]](list)
     for key, command in keyed:
         of_run[key].append(command)
+    # A run without a row keeps commands that come before its StartRun.
     runs = {key: locked.get(key) or Run(key, None, NO_POSITION, now, settled_at=now) for key in of_run}
     before = await loader.load(tx, runs, of_run, evaluating=evaluating)
     after, ends = await _apply(before, keyed, quotas.admission(tx, now), now, evaluating=evaluating)
@@ -76,8 +77,8 @@ def count_before_retry(commands: Sequence[OnRun]) -> int:
 def count_fitting(runs: Mapping[RunKey, Run], commands: Sequence[OnRun], most: int) -> int:
     """Return how many of the first commands fit into a transaction of `most` rows, at least 1.
 
-    `runs` are the runs that exist. The rows of a run count once, as many as the command that reads most of them reads.
-    For the first run, only the rows that its commands name count: it must be read anyway.
+    `runs` are the runs that exist. The rows of a run count once: as many as the costliest of its commands reads. Those
+    of the first run do not count, because it must be read anyway. The rows that commands name always count.
     """
     first_key = commands[0][0]
     rows_of_run: dict[RunKey, int] = {}
@@ -170,8 +171,10 @@ def _key(command: Command) -> RunKey:
 
 
 def _result(end: End, command: Command, after: Run, wake_at: int | None) -> CommandResult:
-    """Return the result of a command. Without events to publish (`wake_at`), the next work is the sweep of the run."""
+    """Return the result of a command. `wake_at` is when events are published; if None, the next work is the sweep."""
     if isinstance(end, Excess):
         return CommandResult(Outcome.OVER_QUOTA, view=end.view)
-    view: View | None = None if command.reply_to is None or not after.started else lambda: {"run": run_view(after)}
+    view: View | None = None
+    if command.reply_to is not None and after.started:
+        view = lambda: {"run": run_view(after)}  # noqa: E731 - short
     return CommandResult(end, after.sweep_at if wake_at is None else wake_at, view)

@@ -73,17 +73,21 @@ async def load(
         if runs[key].started
     }
     await loader.read_jobs({key: set(chain.from_iterable(each.named_jobs for each in reports[key])) for key in reports})
-    evaluated = {key: some for key, some in reports.items() if evaluating and runs[key].evaluated}
-    await loader.read_affected_jobs(
-        {key: {each.job_name for each in some if each.status is JobStatus.SUCCESS} for key, some in evaluated.items()},
-        {key: set(chain.from_iterable(map(_failed_jobs, some))) for key, some in evaluated.items()},
-    )
+    if evaluating:
+        now = {key: some for key, some in reports.items() if runs[key].evaluated}
+        succeeded = {key: {each.job_name for each in some if _is_success(each)} for key, some in now.items()}
+        failed = {key: set(chain.from_iterable(map(_failed_jobs, some))) for key, some in now.items()}
+        await loader.read_affected_jobs(succeeded, failed)
     return loader.states()
+
+
+def _is_success(report: ReportJobStatus) -> bool:
+    return report.status is JobStatus.SUCCESS
 
 
 def _failed_jobs(report: ReportJobStatus) -> Sequence[str]:
     """Return the jobs that a report ends without success."""
-    is_failed = report.status not in UNFINISHED and report.status is not JobStatus.SUCCESS
+    is_failed = report.status not in UNFINISHED and not _is_success(report)
     return [*([report.job_name] if is_failed else []), *(report.dropped_jobs or ())]
 
 
@@ -192,7 +196,8 @@ class Loader:
     async def read_affected_jobs(self, succeeded: Names, failed: Names) -> None:
         """Read the jobs that need the ended jobs, and the jobs that a failure skips, directly or not.
 
-        `succeeded` and `failed` name the ended jobs. Those that exist have been read.
+        `succeeded` and `failed` name the ended jobs. Those that exist have been read. Skipped jobs are found level by
+        level; a run with too many levels is read as a whole.
         """
         ended = {key: {*succeeded.get(key, ()), *failed.get(key, ())} for key in {*succeeded, *failed}}
         seen = {key: names & self._jobs[key].keys() for key, names in ended.items()}

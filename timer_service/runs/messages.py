@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -204,8 +204,6 @@ class RunPayload(TenantPayload):
 class StartRun(RunPayload):
     """Start a graph of jobs. Each job becomes ready when all jobs it needs have ended."""
 
-    type: ClassVar[str] = "StartRun"
-
     jobs: Jobs
     groups: Annotated[list[Identifier], AfterValidator(check_fits)] = Field(
         default_factory=list,
@@ -234,8 +232,6 @@ class StartRun(RunPayload):
 class ResolveGroup(RunPayload):
     """Name the jobs of a dynamic group. The list may be empty."""
 
-    type: ClassVar[str] = "ResolveGroup"
-
     group_name: Identifier
     jobs: Jobs
 
@@ -251,8 +247,6 @@ class ResolveGroup(RunPayload):
 
 class ReportJobStatus(RunPayload):
     """Report the status of a job. A status that ends the job is final."""
-
-    type: ClassVar[str] = "ReportJobStatus"
 
     job_name: Identifier
     status: JobStatus
@@ -286,13 +280,9 @@ class ReportJobStatus(RunPayload):
 class CancelRun(RunPayload):
     """Cancel a run: every job that has not ended ends as `cancelled`, except `always` jobs."""
 
-    type: ClassVar[str] = "CancelRun"
-
 
 class RetryRun(RunPayload):
     """Run the failed and cancelled jobs of an ended run again, and the jobs that were skipped because of them."""
-
-    type: ClassVar[str] = "RetryRun"
 
 
 class RunEvent(RunPayload):
@@ -310,8 +300,6 @@ class JobEvent(RunEvent):
 class JobReady(JobEvent):
     """A job is ready: all jobs it needs have ended. A job has at most one JobReady in each attempt of its run."""
 
-    type: ClassVar[str] = "JobReady"
-
     group_name: Identifier | None = None
     payload: Any = None
     upstream_job_outputs: Mapping[str, Any] = Field(description="The outputs of the upstream jobs, by job name.")
@@ -324,15 +312,11 @@ class JobReady(JobEvent):
 class JobSkipped(JobEvent):
     """A job is skipped because a job it needs did not succeed."""
 
-    type: ClassVar[str] = "JobSkipped"
-
     reason: str
 
 
 class RunRejected(RunEvent):
     """A run is rejected because its graph is invalid."""
-
-    type: ClassVar[str] = "RunRejected"
 
     code: FlawCode
     path: list[str] = Field(
@@ -341,9 +325,7 @@ class RunRejected(RunEvent):
 
 
 class RunCompleted(RunEvent):
-    """A run has ended: all its jobs have ended. A run has one RunCompleted for each attempt that ends."""
-
-    type: ClassVar[str] = "RunCompleted"
+    """A run has ended: all its jobs have ended. Each attempt that ends has one; a rejected run has RunRejected."""
 
     status: RunStatus
     counts: Mapping[JobStatus, int] = Field(description="The number of jobs by status.")
@@ -351,7 +333,5 @@ class RunCompleted(RunEvent):
 
 class RunStuck(RunEvent):
     """Jobs were waiting although all jobs they need had ended. The sweep released them. It is a bug in the service."""
-
-    type: ClassVar[str] = "RunStuck"
 
     jobs: list[str] = Field(description="The names of the jobs, at most 100.")

@@ -1,6 +1,6 @@
 """Pending commands: those that come before their run or their job is known. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,10 +49,10 @@ class Pending:
         return self.read() if self.command_type == ReportJobStatus.type else None
 
     @cached_property
-    def places(self) -> Mapping[str, int]:
-        """The jobs that a report names, each once, with their places in it. A ResolveGroup names none."""
+    def named_jobs(self) -> Collection[str]:
+        """The jobs that a report names, each once, in its order. A ResolveGroup names none."""
         payload = None if self.report is None else self.report.payload
-        return {name: at for at, name in enumerate(payload.named_jobs)} if isinstance(payload, ReportJobStatus) else {}
+        return payload.named_jobs if isinstance(payload, ReportJobStatus) else ()
 
     @property
     def size(self) -> int:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from timer_service.core.values.paging import (
     PageLimit,
     next_step,
     read_cursor,
+    read_in_turn,
     read_page,
     write_cursor,
 )
@@ -37,13 +39,15 @@ from timer_service.core.values.stored_json import (
 from timer_service.runs import loader, store
 from timer_service.runs.graph import read_needs
 from timer_service.runs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, LaterAttempt, RunStatus
-from timer_service.runs.rules import Run, RunKey
+from timer_service.runs.rules import OPEN, Run, RunKey
 from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
 _JOB_BYTES = 50
 """The bytes of the field names of a job."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
+_LISTS = (RunStatus.RUNNING, RunStatus.CANCELLING, None)
+"""The lists of which a list of runs consists, by status; None: of all runs that have ended."""
 
 
 class GetRun(Payload):
@@ -55,7 +59,7 @@ class GetRun(Payload):
 
 
 class ListRuns(Payload):
-    """List a page of started runs, newest first."""
+    """List a page of started runs: open ones, and then those that have ended, each newest first."""
 
     status: RunStatus | None = None
     limit: PageLimit = 100
@@ -107,7 +111,7 @@ class RunDetails(RunView):
 
 
 class RunPage(Payload):
-    """A page of runs, newest first. `cursor` is set if there are more runs; use it with the same filters."""
+    """A page of runs. `cursor` is set if there are more runs; use it with the same filters."""
 
     runs: list[RunView]
     cursor: str | None = None
@@ -135,24 +139,31 @@ def _later(attempt: int) -> int | None:
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
-    """Return a page of runs."""
-    and_status = "" if request.status is None else f"AND status = '{request.status}'"
-    sql = _SQL["page"].format(columns=", ".join(store.RUN_COLUMNS), and_status=and_status)
+    """Return a page of runs: those that are running, are being cancelled, and have ended, each newest first."""
 
-    async def read(before: tuple[int, str], limit: int) -> Sequence[Run]:
-        before_at, before_id = before
+    async def read(status: RunStatus | None, place: tuple[int, str], limit: int) -> Sequence[Run]:
+        """Return the next runs in a status, or of all that have ended, if the request wants them."""
+        if request.status is not None and _list_of(request.status) != status:
+            return []
+        one = request.status or status
+        where = "settled_at IS NOT NULL" if one is None else f"status = '{one}'"
+        before_at, before_id = place
         parameters = {"tenant_id": tenant, "before_at": before_at, "before_id": before_id, "limit": limit}
+        sql = _SQL["page"].format(columns=", ".join(store.RUN_COLUMNS), where=where)
         return [store.read_run(row) for row in await reader.fetch(sql, parameters)]
 
-    before_at, before_id = _NEWER_THAN_ALL if request.cursor is None else read_cursor(request.cursor, int, str)
     return await read_page(
         "runs",
-        read,
-        after=(before_at, before_id),
+        read_in_turn([(_NEWER_THAN_ALL, partial(read, status)) for status in _LISTS]),
+        after=(0, *_NEWER_THAN_ALL) if request.cursor is None else read_cursor(request.cursor, int, int, str),
         limit=request.limit,
         view=run_view,
-        cursor_of=lambda run: (run.created_at, run.key.run_id),
+        cursor_of=lambda run: (_LISTS.index(_list_of(run.status)), run.created_at, run.key.run_id),
     )
+
+
+def _list_of(status: RunStatus | None) -> RunStatus | None:
+    return status if status in OPEN else None
 
 
 class _Start(NamedTuple):

@@ -1,8 +1,8 @@
 -- name: page
--- Returns the next started runs of a tenant, of all statuses or of one, newest first.
+-- Returns the next started runs of a tenant in one status, or of those that have ended, newest first.
 SELECT {columns}
 FROM runs
-WHERE tenant_id = :tenant_id AND digest IS NOT NULL {and_status} AND (created_at, run_id) < (:before_at, :before_id)
+WHERE tenant_id = :tenant_id AND digest IS NOT NULL AND {where} AND (created_at, run_id) < (:before_at, :before_id)
 ORDER BY created_at DESC, run_id DESC
 LIMIT :limit
 

@@ -33,7 +33,7 @@ def count_jobs(
     jobs: int,
     needs: int,
 ) -> Run | Flaw:
-    """Return a run with the bytes of `new` jobs of a `group` counted, or a job of the run with which it is too large.
+    """Count the bytes of `new` jobs of a `group`. Return the run with them, or the flaw that it is too large.
 
     `jobs` and `needs` are the counts so far, `members` the jobs of resolved groups, and `downstream` the edges to the
     jobs that need the group.
@@ -63,7 +63,7 @@ def _count_each(
 ) -> Iterator[tuple[str, int, int]]:
     """Yield each job that gets needs or bytes, with their numbers. A need has the bytes of both names."""
     bytes_of_new = _bytes(job.name for job in new)
-    for edge in downstream:  # this job needs each of the new jobs
+    for edge in downstream:  # its job needs each of the new jobs
         yield edge.job, len(new), bytes_of_new + len(new) * _bytes([edge.job])
     run_id = _bytes([run.key.run_id])
     ids = (run.cause.command_id, run.cause.correlation_id, *run.cause.trace)
@@ -71,16 +71,16 @@ def _count_each(
     bytes_of_members = cache(lambda group: _bytes(members[group]))
     for job in new:
         own = _bytes([job.name])
-        needs = len(job.needed_jobs)
-        size = of_each + _ROWS_OF_JOB * own + _bytes(name for name, _ in job.needed_jobs) + needs * own
-        for needed, _ in job.needed_groups:
-            if needed in members:
-                needs += len(members[needed])
-                size += bytes_of_members(needed) + len(members[needed]) * own
-            else:  # the group is open: a row and an entry of an index have all three names
-                needs += 1
-                size += 2 * (run_id + own + _bytes([needed]))
-        yield job.name, needs, size
+        needs, needed = len(job.needed_jobs), _bytes(name for name, _ in job.needed_jobs)
+        resolved = [name for name, _ in job.needed_groups if name in members]
+        for name in resolved:  # a need of each of its jobs
+            needs += len(members[name])
+            needed += bytes_of_members(name)
+        size = of_each + _ROWS_OF_JOB * own + needed + needs * own
+        still_open = [name for name, _ in job.needed_groups if name not in members]
+        for name in still_open:  # a row and an entry of an index, each with all three names
+            size += 2 * (run_id + own + _bytes([name]))
+        yield job.name, needs + len(still_open), size
 
 
 def _bytes(names: Iterable[str]) -> int:

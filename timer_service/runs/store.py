@@ -11,23 +11,18 @@ from pydantic_core import to_json
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import Cause, cause_columns, read_cause
 from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.message import Position, Trace
 from timer_service.runs.draft import RunState
 from timer_service.runs.graph import Edge, Edges, write_needed_by, write_needs
 from timer_service.runs.messages import JobStatus, RunStatus
 from timer_service.runs.pending import Pending
-from timer_service.runs.rules import Group, Job, Run, RunKey
+from timer_service.runs.rules import NO_POSITION, Group, Job, Run, RunKey
 
 _RUN_FIELDS = tuple(name for name in Run._fields if name not in {"key", "position", "cause"})
 """The fields of a run that are columns."""
-RUN_COLUMNS = (
-    *RunKey._fields,
-    *_RUN_FIELDS,
-    "position_epoch",
-    "position_sequence",
-    *cause_columns(Cause()),
-)
+RUN_COLUMNS = (*RunKey._fields, *_RUN_FIELDS, *position_columns(NO_POSITION), *cause_columns(Cause()))
 _READ = Job._fields[: Job._fields.index("payload_bytes") + 1]
 """The fields of a job that are read back, in the order of the columns."""
 _COLUMN_OF = {"name": "job_name", "group": "group_name"}
@@ -66,18 +61,7 @@ COUNTED = (
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
     """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
-    await tx.insert(_INSERT_JOB, new_jobs)
-    changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
-    await _update_jobs(tx, [(key, job) for key, job, _ in changed])
-    begun_again = defaultdict[RunKey, list[str]](list)
-    for key, job, was in changed:
-        if job.attempt != was.attempt:
-            begun_again[key].append(job.name)
-    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
-    await tx.executemany(_SQL["clear_outputs"], cleared)
-    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
-    await tx.executemany(_SQL["update_outputs"], outputs)
+    await _save_jobs(tx, pairs)
     await tx.insert(_SQL["upsert_edges"], [row for old, new in pairs for row in _changed_edges(old, new)])
     group_needs = [
         _group_need(new.run.key, edge)
@@ -98,6 +82,24 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     runs = [new.run for old, new in pairs if new.run != old.run]
     await tx.executemany(_UPSERT_RUN, [_run(run) for run in runs if run.holds_something])
     await tx.executemany(_SQL["delete_run"], [run.key._asdict() for run in runs if not run.holds_something])
+
+
+async def _save_jobs(tx: Transaction, pairs: Iterable[tuple[RunState, RunState]]) -> None:
+    """Write the jobs that were added or have changed between two states of each run, and their outputs."""
+    new_jobs = [(*key, *_of_job(job), _outputs_bytes(job)) for old, new in pairs for key, job in _added_jobs(old, new)]
+    await tx.insert(_INSERT_JOB, new_jobs)
+    changed = [(new.run.key, *each) for old, new in pairs for each in _changed_jobs(old, new)]
+    await _update_jobs(tx, [(key, job) for key, job, _ in changed])
+    begun_again = defaultdict[RunKey, list[str]](
+        list
+    )  # by a RetryRun, so their outputs are those of an earlier attempt
+    for key, job, was in changed:
+        if job.attempt != was.attempt:
+            begun_again[key].append(job.name)
+    cleared = [{**key._asdict(), "job_names": names} for key, names in begun_again.items()]
+    await tx.executemany(_SQL["clear_outputs"], cleared)
+    outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
+    await tx.executemany(_SQL["update_outputs"], outputs)
 
 
 async def _update_jobs(tx: Transaction, jobs: Iterable[tuple[RunKey, Job]]) -> None:
@@ -152,7 +154,7 @@ def _changed_edges(old: RunState, new: RunState) -> Iterator[tuple[str, str, str
 
 
 def _pending_key(key: RunKey, position: Position) -> dict[str, Any]:
-    return {**key._asdict(), "position_epoch": position.epoch, "position_sequence": position.sequence}
+    return {**key._asdict(), **position_columns(position)}
 
 
 def job_parameters(key: JobKey) -> dict[str, str]:
@@ -167,8 +169,7 @@ def _run(run: Run) -> dict[str, Any]:
         **{name: getattr(run, name) for name in _RUN_FIELDS},
         "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
-        "position_epoch": run.position.epoch,
-        "position_sequence": run.position.sequence,
+        **position_columns(run.position),
         **cause_columns(run.cause),
     }
 
@@ -218,7 +219,7 @@ def read_run(row: Row) -> Run:
     """Return the run in a row of the table `runs`."""
     run = Run(
         key=run_key(row),
-        position=Position(row["position_epoch"], row["position_sequence"]),
+        position=read_position(row),
         cause=read_cause(row),
         **{name: row[name] for name in _RUN_FIELDS},
     )
@@ -243,7 +244,7 @@ def read_group(row: Row) -> Group:
 def read_pending(row: Row) -> Pending:
     """Return the command of a row of `run_pending_commands`."""
     return Pending(
-        Position(row["position_epoch"], row["position_sequence"]),
+        read_position(row),
         row["command_id"],
         row["command_type"],
         row["payload"],

@@ -109,9 +109,10 @@ class Sweep:
         return Pass(swept, await self._next_pass_at(now, has_swept=swept > 0, has_locked=locked > 0))
 
     async def _next_pass_at(self, now: int, *, has_swept: bool, has_locked: bool) -> int | None:
-        """Return when the next sweep is due: soon if jobs wait for the stream, or runs for a lock. None: never.
+        """Return when the next pass is due. None: never.
 
-        If something due could not be swept in this pass, the next pass waits, too, so that the loop does not spin.
+        It is in a second if jobs wait for the stream or runs for a lock, and if a pass has swept nothing of what is
+        due: otherwise the loop would spin.
         """
         if self._overdue or has_locked:
             return now + _RECHECK_MS
@@ -120,10 +121,10 @@ class Sweep:
         return now + _RECHECK_MS if is_left else at
 
     async def _find_stale_jobs(self, now: int) -> set[JobKey]:
-        """Return the jobs whose `stale_at` has passed and of which no report can be unhandled.
+        """Return the jobs whose `stale_at` has passed, and whose reports are all handled.
 
-        If no overdue jobs wait any more, look for further ones first. Their reports may be in the stream as it is now,
-        or among the waiting commands of their tenant.
+        A report may be in the stream, up to its end when the jobs were found, or among the waiting commands of the
+        tenant. The jobs that were found stay in `_overdue` until then, and no further ones are looked for.
         """
         stale_at = await loader.find_values(self._database.reader, "stale_at", self._overdue)
         self._overdue = {job for job, at in stale_at.items() if at <= now}  # a report moves it, an end removes it

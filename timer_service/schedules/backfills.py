@@ -9,7 +9,7 @@ from typing import NamedTuple
 from timer_service.core.events.cause import Cause, cause_of
 from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.message import Command, Position
-from timer_service.schedules.calendar.recurrence import Recurrence, due_of, slots_between
+from timer_service.schedules.calendar.recurrence import Recurrence, after_wall, due_of, slots_between, wall_of
 from timer_service.schedules.messages import BackfillSchedule
 from timer_service.schedules.schedule import Key, Schedule
 
@@ -49,6 +49,8 @@ class Backfill(NamedTuple):
     """Every slot of the range up to and including this instant has fired or was skipped."""
     available_at: int
     """When the next portion may fire. It stays while portions fire, so the oldest backfill of a tenant remains so."""
+    after_wall_at: int | None = None
+    """What the clocks of the zone showed at `after_at`, as in a schedule."""
     fired_count: int = 0
     skipped_count: int = 0
     """How many slots started no workflow."""
@@ -72,7 +74,7 @@ class Backfill(NamedTuple):
 
     def slots(self, now: int) -> Iterator[int]:
         """Yield the slots that are left and due, in order, and compute each on demand."""
-        for slot in slots_between(self.recurrence, self.after_at, self.to_at - 1):
+        for slot in self._slots_left():
             due = due_of(self.recurrence, slot, self.jitter_ms, *self.schedule) if self.jitter_ms else slot
             if due > now:
                 return
@@ -80,7 +82,13 @@ class Backfill(NamedTuple):
 
     def first_left(self) -> int | None:
         """Return the first slot of the range that was not handled, also if it is not due yet; None if none is left."""
-        return next(slots_between(self.recurrence, self.after_at, self.to_at - 1), None)
+        return next(self._slots_left(), None)
+
+    def _slots_left(self) -> Iterator[int]:
+        after, wall = self.after_at, self.after_wall_at
+        if wall is not None:
+            after = max(after_wall(self.recurrence, after, wall, is_slot=True), self.from_at - 1)
+        return slots_between(self.recurrence, after, self.to_at - 1)
 
     def after(self, slots: Sequence[int], skipped: int) -> "Backfill":
         """Return the backfill after a portion of slots, some of which started no workflow."""
@@ -88,6 +96,7 @@ class Backfill(NamedTuple):
             return self
         return self._replace(
             after_at=slots[-1],
+            after_wall_at=wall_of(self.recurrence, slots[-1]),
             fired_count=self.fired_count + len(slots) - skipped,
             skipped_count=self.skipped_count + skipped,
         )

@@ -12,6 +12,7 @@ from timer_service.core.limits.quotas import Amounts, Quotas
 from timer_service.core.ports.database import Transaction
 from timer_service.core.service.workflow_start import StartResult, StartWorkflows
 from timer_service.core.values.data import dump_data
+from timer_service.core.values.instant import format_instant
 from timer_service.core.values.message import Command, Event
 from timer_service.schedules import rules, store
 from timer_service.schedules.backfill import store as backfill_store
@@ -153,5 +154,8 @@ def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandRes
 
 
 def _view(schedule: Schedule) -> Mapping[str, Any]:
-    """Return the fields of a reply."""
-    return {"schedule": schedule_view(schedule)}
+    """Return the fields of a reply. Of the upcoming slots it has the one that is computed already."""
+    slot = None if schedule.last_error else schedule.slot_at
+    known = [] if slot is None else [format_instant(slot)]
+    is_known = slot is not None or schedule.ended_at is not None
+    return {"schedule": schedule_view(schedule, upcoming=known if is_known else None)}

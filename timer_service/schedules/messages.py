@@ -99,7 +99,12 @@ class Policy(StrEnum):
     ALL = "all"
 
 
-Every = Annotated[int, parse_between(SECOND, 366 * DAY), WRITE_DURATION, schema_between(SECOND, 366 * DAY)]
+Every = Annotated[
+    int,
+    parse_between(SECOND, 366 * DAY, ": write `calendar`, with `months` and an `anchor`"),
+    WRITE_DURATION,
+    schema_between(SECOND, 366 * DAY),
+]
 Jitter = Annotated[int, parse_between(0, DAY), WRITE_DURATION, schema_between(0, DAY)]
 WallTime = Annotated[str, BeforeValidator(parse_wall_time), WithJsonSchema({"type": "string", "pattern": WALL_PATTERN})]
 LateBy = Annotated[int, parse_between(SECOND, DAY), WRITE_DURATION, schema_between(SECOND, DAY)]

@@ -1,7 +1,8 @@
 """Queries about schedules. A tenant sees only its own schedules."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from timer_service.core.ports.database import Reader
@@ -11,7 +12,7 @@ from timer_service.core.service.workflow_start import WorkflowSpec
 from timer_service.core.values.duration import format_duration
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
-from timer_service.core.values.paging import read_cursor, read_page
+from timer_service.core.values.paging import read_cursor, read_in_turn, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.schedules import store
 from timer_service.schedules.backfill import store as backfill_store
@@ -31,6 +32,7 @@ from timer_service.schedules.views import (
 
 _COMPUTING_SECONDS = 0.02
 """How long a query may compute slots, without its rests."""
+_STATUSES = list(ShownStatus)
 _MOST_BACKFILLS = 10
 """How many backfills a reply shows."""
 
@@ -142,19 +144,20 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | Non
 
 
 async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) -> RawJson:
-    statuses = list(ShownStatus) if request.status is None else [request.status]
+    """Return a page of schedules, by status: those that have ended are the last."""
 
-    async def read(after: tuple[str], limit: int) -> list[Schedule]:
-        return await store.page(reader, tenant, statuses, topic=request.topic, after=after[0], limit=limit)
+    async def read(status: ShownStatus, place: Sequence[str], limit: int) -> list[Schedule]:
+        if request.status not in {None, status}:
+            return []
+        return await store.page(reader, tenant, status, topic=request.topic, after=place[0], limit=limit)
 
-    (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
     return await read_page(
         "schedules",
-        read,
-        after=(after,),
+        read_in_turn([(("",), partial(read, status)) for status in _STATUSES]),
+        after=(0, "") if request.cursor is None else read_cursor(request.cursor, int, str),
         limit=request.limit,
         view=schedule_view,
-        cursor_of=lambda schedule: (schedule.key.schedule_id,),
+        cursor_of=lambda schedule: (_STATUSES.index(ShownStatus(schedule.status)), schedule.key.schedule_id),
     )
 
 

@@ -64,7 +64,7 @@ class Schedule(NamedTuple):
     is_paused: bool = False
     """The pause belongs to the id: it is kept while the schedule has ended, and for a schedule that is put later."""
     after_at: int = 0
-    """Every slot up to and including this instant has been fired or skipped. It never moves back."""
+    """Every slot up to and including this instant has been fired or skipped, by the rules of the zone then."""
     after_wall_at: int | None = None
     """What the clocks of the zone showed at the last slot that was handled, as if it was UTC. See `last_done`."""
     slot_at: int | None = None
@@ -111,13 +111,15 @@ class Schedule(NamedTuple):
 def last_done(schedule: Schedule) -> int:
     """Return the instant after which the next slot is searched: the cursor, by the rules of the zone in force.
 
-    If new rules show a time of the clock again that has fired under the old ones, it does not fire again, as in the
-    overlap of a clock change. Raises `RecurrenceError` if this instance does not know the zone.
+    If new rules show a fixed time again that has fired under the old ones, it does not fire again, as in the overlap of
+    a clock change. If they jump over one, the instant is before the cursor, so that it fires. Raises `RecurrenceError`
+    if this instance does not know the zone.
     """
     definition, wall = schedule.definition, schedule.after_wall_at
     if definition is None or wall is None or schedule.after_at >= definition.recurrence.last:
         return schedule.after_at
-    return after_wall(definition.recurrence, schedule.after_at, wall)
+    is_slot = schedule.after_at == schedule.last_slot_at  # otherwise a command has moved the cursor
+    return after_wall(definition.recurrence, schedule.after_at, wall, is_slot=is_slot)
 
 
 def move_cursor(schedule: Schedule, slot: int) -> Schedule:
@@ -184,7 +186,8 @@ def aim(schedule: Schedule, now: int) -> Schedule:
     if definition is None or schedule.ended_at is not None:
         return _without_slot(schedule)
     try:
-        slot = next_slot(definition.recurrence, last_done(schedule))
+        done = last_done(schedule)
+        slot = next_slot(definition.recurrence, done)
         rules = None if slot is None else zone_rules_of(definition.recurrence)
         due_at = None if slot is None else schedule.due_of(slot)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
@@ -198,7 +201,8 @@ def aim(schedule: Schedule, now: int) -> Schedule:
         return _end(schedule, now)
     if schedule.is_paused:
         return _without_slot(schedule)
-    return schedule._replace(slot_at=slot, zone_rules=rules, available_at=due_at, last_error=None)
+    after_at = min(schedule.after_at, done)
+    return schedule._replace(after_at=after_at, slot_at=slot, zone_rules=rules, available_at=due_at, last_error=None)
 
 
 def _without_slot(schedule: Schedule) -> Schedule:

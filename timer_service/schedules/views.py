@@ -24,7 +24,7 @@ class GetSchedule(Payload):
 
 
 class ListSchedules(Payload):
-    """Ask for one page of schedules in order of their ids."""
+    """Ask for one page of schedules, by status and id: those that have ended are the last."""
 
     status: ShownStatus | None = None
     topic: Topic | None = None
@@ -98,7 +98,8 @@ class ScheduleView(Payload):
     ended_at: Instant | None = None
     end_reason: EndReason | None = None
     upcoming: list[Instant] | None = Field(
-        default=None, description="The next slots; fewer if computing them takes too long."
+        default=None,
+        description="The next slots; fewer if computing them takes too long. The reply to a command has the next one.",
     )
     backfills: list[BackfillView] | None = Field(
         default=None, description="The oldest 10 backfills that have not ended. Only get-schedule shows them."
@@ -108,7 +109,7 @@ class ScheduleView(Payload):
 
 
 class SchedulePage(Payload):
-    """A page of schedules in order of their ids. If `cursor` is set, send it with the same filter for the next page."""
+    """A page of schedules, by status and id. If `cursor` is set, send it with the same filter for the next page."""
 
     schedules: list[ScheduleView]
     cursor: str | None = None

@@ -120,20 +120,19 @@ class Batch:
             self.firings.setdefault(timed.firing_id, timed)
 
     def waiting_for(self, item: ItemKey) -> list[Signal] | None:
-        """Return the active signals of a work item, or None if the evaluation worker matches them.
+        """Return the active signals of a work item, as the batch has changed them so far.
 
-        It does so if there are more than `MAX_INLINE_SIGNALS`, or one trigger is longer than `MAX_INLINE_TRIGGER`.
+        None if the evaluation worker matches them: there are more than `MAX_INLINE_SIGNALS`, or a trigger is long.
         """
         loaded = self.loaded.waiting.get(item, ())
         if len(loaded) > MAX_INLINE_SIGNALS:  # not all of them were loaded
             return None
         signals = {key: self.signals[key] for key in self._signals_of.get(item, ())}
         for key, _, signal in loaded:
-            if key in signals:
-                continue
-            if signal is None:  # its trigger is long
+            if signal is None and key not in signals:  # its trigger is long
                 return None
-            signals[key] = signal
+            if signal is not None:
+                signals.setdefault(key, signal)
         active = [each for each in signals.values() if each.is_active]
         longest = max((len(each.definition.trigger_spec) for each in active), default=0)
         return active if len(active) <= MAX_INLINE_SIGNALS and longest <= MAX_INLINE_TRIGGER else None

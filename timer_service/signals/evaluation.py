@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.due.isolate import isolate_in_transactions
@@ -58,7 +59,7 @@ class Evaluation:
     async def _evaluate_tenants(self, tx: Transaction, tenants: Sequence[str], share: int, now: int) -> int:
         """Evaluate the next transitions of tenants, `share` of each. Return how many were evaluated."""
         due = await self._rows.find(tx, tenants, _ANY_TIME, share)
-        keys = [tuple(row[name] for name in store.UNEVALUATED.key) for row in due]
+        keys = list(map(itemgetter(*store.UNEVALUATED.key), due))
         # Another instance may have evaluated some since, or have locked them: these are left out.
         locked = map(store.read_transition, await self._rows.select_keys(tx, keys, _ANY_TIME))
         # Tenants in the order of their turns, so that the next pass begins with those for whom there was no time.
@@ -91,13 +92,13 @@ class Evaluation:
             while matched < len(candidates) and await transaction_time.is_left():
                 firings += await _match(tx, transition, candidates[matched])
                 matched += 1
-            is_time_up = matched < len(candidates)
-            if not is_time_up and len(candidates) < most_signals:  # there are no more signals
+            if matched == len(candidates) < most_signals:  # no signal is left
                 evaluated.append(transition._replace(evaluate_at=None))
-            elif matched:  # it goes to the end of the queue
+                continue
+            if matched:  # it goes to the end of the queue
                 last = candidates[matched - 1].key.signal_id
                 evaluated.append(transition._replace(evaluate_at=now, evaluated_to=last))
-            if is_time_up:
+            if matched < len(candidates):  # the time is up
                 break
         return evaluated, firings
 

@@ -10,6 +10,7 @@ from timer_service.core.due.isolate import Retry
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.events.cause import cause_columns
 from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.positions import position_columns
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.values.delays import LONGEST_DELAY
@@ -76,13 +77,7 @@ async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
 async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
     """Set the unsettled firings of ended definitions to failed, with the reasons."""
     parameters = [
-        {
-            **signal._asdict(),
-            "defined_epoch": defined.epoch,
-            "defined_sequence": defined.sequence,
-            "now": now,
-            "error": reason,
-        }
+        {**signal._asdict(), **position_columns(defined, "defined"), "now": now, "error": reason}
         for (signal, defined), reason in sorted(reasons.items())
     ]
     await tx.executemany(_SQL["fail_unsettled"], parameters)
@@ -96,10 +91,9 @@ async def settle(tx: Transaction, status: FiringStatus, firings: Mapping[FiringK
     await tx.executemany(_SQL["settle"], parameters)
 
 
-async def retry(tx: Transaction, retries: Mapping[FiringKey, Retry], *, counts: bool) -> None:
-    """Let due firings that are locked wait for their next attempt. `counts`: this was an attempt."""
-    parameters = [{**key._asdict(), **each._asdict(), "counts": int(counts)} for key, each in sorted(retries.items())]
-    await tx.executemany(_SQL["retry"], parameters)
+async def retry(tx: Transaction, retries: Mapping[FiringKey, Retry]) -> None:
+    """Count an attempt of due firings that are locked, and let them wait for the next one."""
+    await tx.executemany(_SQL["retry"], [{**key._asdict(), **each._asdict()} for key, each in sorted(retries.items())])
 
 
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:
@@ -140,21 +134,6 @@ def task_id(row: Row) -> str | None:
     return None if row["work_item_id"] is None else f"task-{row['firing_id']}"
 
 
-def defined_of(row: Row) -> Position:
-    """Return the position of the command that defined the signal of a firing."""
-    return Position(row["defined_epoch"], row["defined_sequence"])
-
-
-def position_of(row: Row) -> Position:
-    """Return the position in a row."""
-    return Position(row["position_epoch"], row["position_sequence"])
-
-
-def position_parameters(position: Position) -> Mapping[str, int]:
-    """Return the columns that `position_of` reads, with their values."""
-    return {"position_epoch": position.epoch, "position_sequence": position.sequence}
-
-
 def _key_of(firing: Firing) -> tuple[str, str]:
     return firing.signal.tenant_id, firing.firing_id
 
@@ -163,12 +142,11 @@ def _parameters(firing: Firing, now: int) -> Mapping[str, Any]:
     return {
         **firing.signal._asdict(),
         "firing_id": firing.firing_id,
-        "defined_epoch": firing.defined.epoch,
-        "defined_sequence": firing.defined.sequence,
         "dedupe_key": firing.dedupe_key,
         "work_item_id": firing.work_item_id,
         "due_at": firing.due_at,
         "now": now,
-        **position_parameters(firing.position),
+        **position_columns(firing.defined, "defined"),
+        **position_columns(firing.position),
         **cause_columns(firing.cause),
     }

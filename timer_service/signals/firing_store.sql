@@ -25,8 +25,8 @@ SET status = :status, settled_at = :at, available_at = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id
 
 -- name: retry
--- Lets a due firing wait until its next attempt.
-UPDATE work_signal_firings SET available_at = :at, last_error = :error, attempt = attempt + :counts
+-- Counts an attempt of a due firing, which waits until the next one.
+UPDATE work_signal_firings SET available_at = :at, last_error = :error, attempt = attempt + 1
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id
 
 -- name: page_of_signal

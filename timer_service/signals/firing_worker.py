@@ -15,6 +15,7 @@ from timer_service.core.due.isolate import Failed, Isolated, Retries, Retry, iso
 from timer_service.core.due.loop import Pass
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Row, Transaction
+from timer_service.core.ports.positions import read_position
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.core.values.delays import Backoff
@@ -22,7 +23,7 @@ from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import DatabaseBlockedError
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
-from timer_service.signals.firing_store import FIRINGS, FiringKey, defined_of, key_of, position_of, signal_of
+from timer_service.signals.firing_store import FIRINGS, FiringKey, key_of, signal_of
 from timer_service.signals.firings import FiringStatus, refusal
 from timer_service.signals.signal import Key, Signal, fire
 
@@ -84,11 +85,11 @@ class FiringWorker:
         signals = dict(before)
         fired: list[Row] = []
         refused: dict[FiringKey, str] = {}
-        for row in sorted(ready, key=position_of):  # the oldest cause of a signal fires, and the next ones are refused
+        for row in sorted(ready, key=read_position):  # the oldest cause of a signal fires, and the others are refused
             signal = signals.get(signal_of(row))
             if signal is None:
                 refused[key_of(row)] = "the signal does not exist"
-            elif (reason := refusal(signal, defined_of(row), position_of(row))) is not None:
+            elif (reason := refusal(signal, read_position(row, "defined"), read_position(row))) is not None:
                 refused[key_of(row)] = reason
             else:
                 signals[signal.key] = fire(signal, now)
@@ -102,15 +103,16 @@ class FiringWorker:
     async def _lock_signals(
         self, tx: Transaction, rows: Sequence[Row], now: int
     ) -> tuple[Mapping[Key, Signal], Sequence[Row]]:
-        """Lock the signals of rows. Return those that exist, and the rows that can be processed.
+        """Lock the signals of rows. Return those that exist, and the rows that can be processed now.
 
-        Rows behind too much data are left out. Rows whose signal another session has locked wait, without an attempt.
+        If the signals have too much data, the last rows are left for the next pass. Rows whose signal another session
+        has locked wait, without an attempt.
         """
         signals, left = await store.lock_in_portions(tx, sorted({signal_of(row) for row in rows}), store.SKIP)
         wanted = [row for row in rows if signal_of(row) not in left]
         locked = await store.find(tx, {signal_of(row) for row in wanted} - signals.keys())
         blocked = [Failed(key_of(row), _IS_LOCKED) for row in wanted if signal_of(row) in locked]
-        await firing_store.retry(tx, self._retries.of(blocked, now), counts=False)
+        await self._rows.postpone(tx, self._retries.of(blocked, now))
         return signals, [row for row in wanted if signal_of(row) not in locked]
 
     async def _fire_apart(self, keys: Sequence[FiringKey], error: Exception, now: int) -> None:
@@ -127,21 +129,26 @@ class FiringWorker:
     async def _settle_failed(self, tx: Transaction, isolated: Isolated[FiringKey], now: int) -> _Processed:
         """Count an attempt of the broken firings. Give up those without attempts left: their signals are paused.
 
-        Blocked firings, and those to give up whose signal another session has locked, wait without an attempt.
+        Blocked firings wait without an attempt. So do those to give up whose signal another session has locked.
         """
         due = await self._rows.select_keys(tx, [key for key, _ in isolated.failed], now)
         rows = {key_of(row): row for row in due}
-        broken = {key: error for key, error in isolated.broken if key in rows}
-        for (tenant, firing), error in broken.items():
-            log.error("firing failed", exc_info=error, extra={"tenant": tenant, "firing_id": firing})
-        last = {key for key in broken if rows[key]["attempt"] + 1 >= self._max_attempts}
-        free = await store.lock_free_keys(tx, {signal_of(rows[key]) for key in last})
-        buried = {key: error_text(broken[key]) for key in last if signal_of(rows[key]) in free}
+        retried: dict[FiringKey, Retry] = {}
+        exhausted: dict[FiringKey, str] = {}
+        for key, error in isolated.broken:
+            if key not in rows:  # another instance has settled it
+                continue
+            log.error("firing failed", exc_info=error, extra={"tenant": key.tenant_id, "firing_id": key.firing_id})
+            if rows[key]["attempt"] + 1 < self._max_attempts:
+                retried[key] = self._next_attempt(rows[key], error, now)
+            else:
+                exhausted[key] = error_text(error)
+        free = await store.lock_free_keys(tx, {signal_of(rows[key]) for key in exhausted})
+        buried = {key: error for key, error in exhausted.items() if signal_of(rows[key]) in free}
         waiting = [each for each in isolated.blocked if each.item in rows]
-        waiting += [Failed(key, _IS_LOCKED) for key in last - buried.keys()]
-        retried = {key: self._next_attempt(rows[key], error, now) for key, error in broken.items() if key not in last}
-        await firing_store.retry(tx, self._retries.of(waiting, now), counts=False)
-        await firing_store.retry(tx, retried, counts=True)
+        waiting += [Failed(key, _IS_LOCKED) for key in exhausted if key not in buried]
+        await self._rows.postpone(tx, self._retries.of(waiting, now))
+        await firing_store.retry(tx, retried)
         await firing_store.settle(tx, FiringStatus.FAILED, buried, now)
         await store.pause(tx, {signal_of(rows[key]): error for key, error in buried.items()})
         await outbox.add(tx, [failed_event(rows[key], error, now) for key, error in buried.items()], now)

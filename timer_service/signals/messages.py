@@ -50,16 +50,12 @@ class Outcome(StrEnum):
 class CreateWorkItem(TenantPayload):
     """Create a work item, with a status if it already has one."""
 
-    type: ClassVar[str] = "CreateWorkItem"
-
     work_item_id: Identifier
     status: ItemStatus | None = None
 
 
 class TransitionWorkItem(TenantPayload):
     """A work item reached another status. This fires the active signals that wait for it."""
-
-    type: ClassVar[str] = "TransitionWorkItem"
 
     work_item_id: Identifier
     event_id: Identifier | None = Field(
@@ -79,8 +75,6 @@ class SignalPayload(TenantPayload):
 class CreateWorkSignal(SignalPayload):
     """Create a signal. It fires once when its trigger becomes true."""
 
-    type: ClassVar[str] = "CreateWorkSignal"
-
     work_item_id: Identifier | None = None
     trigger_kind: TriggerKind
     trigger_spec: TriggerSpec
@@ -90,26 +84,19 @@ class CreateWorkSignal(SignalPayload):
 class PauseWorkSignal(SignalPayload):
     """Pause a signal. It does not fire until it is activated again."""
 
-    type: ClassVar[str] = "PauseWorkSignal"
-
 
 class ActivateWorkSignal(SignalPayload):
     """Activate a paused or fired signal. Only transitions after this command in the stream fire it."""
 
-    type: ClassVar[str] = "ActivateWorkSignal"
     is_operator_action: ClassVar[bool] = True
 
 
 class CancelWorkSignal(SignalPayload):
     """Cancel a signal. It no longer fires."""
 
-    type: ClassVar[str] = "CancelWorkSignal"
-
 
 class ResolveWorkSignal(SignalPayload):
     """End a signal whose work is done. It no longer fires."""
-
-    type: ClassVar[str] = "ResolveWorkSignal"
 
 
 class WorkSignalFired(SignalPayload):

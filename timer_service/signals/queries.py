@@ -1,6 +1,6 @@
 """Queries about signals, firings and tasks. A tenant sees only its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import Instant, format_instant, format_optional
 from timer_service.core.values.message import Identifier, Payload, Tenant
-from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_page
+from timer_service.core.values.paging import PageCursor, PageLimit, read_cursor, read_in_turn, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
@@ -21,6 +21,7 @@ from timer_service.signals.signal import ItemKey, Key, Signal, Status
 from timer_service.signals.triggers import Invalid
 
 _BEGINNING = Cursor(-1, "")
+_STATUSES = list(Status)
 
 
 class GetSignal(Payload):
@@ -30,7 +31,7 @@ class GetSignal(Payload):
 
 
 class ListSignals(Payload):
-    """Ask for one page of signals in order of their ids."""
+    """Ask for one page of signals, by status and id: those that have ended are the last."""
 
     status: Status | None = None
     work_item_id: Identifier | None = None
@@ -71,7 +72,7 @@ class SignalView(Payload):
 
 
 class SignalPage(Payload):
-    """A page of signals in order of their ids. If `cursor` is set, send it with the same filters for the next page."""
+    """A page of signals, by status and id. If `cursor` is set, send it with the same filters for the next page."""
 
     signals: list[SignalView]
     cursor: str | None = None
@@ -147,17 +148,20 @@ async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Ra
 
 
 async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) -> RawJson:
-    statuses = list(Status) if request.status is None else [request.status]
-    (after_id,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
+    """Return a page of signals, by status: those that have ended are the last."""
+
+    async def read(status: Status, place: Sequence[str], limit: int) -> list[Signal]:
+        if request.status not in {None, status}:
+            return []
+        return await store.page(reader, tenant, status, item=request.work_item_id, after=place[0], limit=limit)
+
     return await read_page(
         "signals",
-        lambda after, limit: store.page(
-            reader, tenant, item=request.work_item_id, statuses=statuses, after=after[0], limit=limit
-        ),
-        after=(after_id,),
+        read_in_turn([(("",), partial(read, status)) for status in _STATUSES]),
+        after=(0, "") if request.cursor is None else read_cursor(request.cursor, int, str),
         limit=request.limit,
         view=signal_view,
-        cursor_of=lambda signal: (signal.key.signal_id,),
+        cursor_of=lambda signal: (_STATUSES.index(signal.status), signal.key.signal_id),
     )
 
 

@@ -10,12 +10,11 @@ from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.intake.batch import count_before, load_in_portions
 from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.data import MAX_DATA_BYTES
-from timer_service.core.values.message import Position
 from timer_service.signals import firing_store
 from timer_service.signals.batch import MAX_INLINE_SIGNALS, MAX_INLINE_TRIGGER, Batch, Change, LoadedRows
-from timer_service.signals.firing_store import position_of, position_parameters
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signal import (
     Definition,
@@ -73,10 +72,10 @@ OPEN_SIGNALS = Usage("open_signals", _SQL["count_open"])
 
 
 async def load(tx: Transaction, changes: Sequence[Change], *, evaluating: bool) -> tuple[LoadedRows, int]:
-    """Return the values that the first changes can affect, and how many changes these are: not all if that is much.
+    """Return what the first changes can affect, and their number: the changes behind too much data are left out.
 
-    The rows of signals are locked, because workers change them. `evaluating`: also the signals that wait for
-    transitions.
+    The rows of signals are locked, because workers change them. `evaluating`: also read the signals that wait for a
+    transition.
     """
     keys = [change.key if isinstance(change, SignalCommand) else None for change in changes]
     signals, left = await lock_in_portions(tx, filter(None, keys))
@@ -154,7 +153,7 @@ async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) ->
             "to_status": transition.to_status,
             "occurred_at": transition.occurred_at,
             "recorded_at": transition.recorded_at,
-            **position_parameters(transition.position),
+            **position_columns(transition.position),
             **cause_columns(transition.cause),
         }
         for transition in transitions
@@ -231,20 +230,13 @@ def _characters(signal: Signal) -> int:
 
 
 async def page(
-    reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
+    reader: Reader, tenant_id: str, status: Status, *, item: str | None, after: str, limit: int
 ) -> list[Signal]:
-    """Return the next signals after the id `after` in order of their ids, from one snapshot of the table."""
-    if item is not None:  # one index must answer each condition
-        conditions = [f"work_item_id = :work_item_id AND status = '{status}'" for status in statuses]
-    elif len(statuses) < len(Status):
-        conditions = [f"trigger_kind <> '' AND status = '{status}'" for status in statuses]
-    else:
-        conditions = ["TRUE"]
-    pages = (_SQL["page"].format(where=condition) for condition in conditions)
-    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
-    parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}
-    rows = await reader.fetch(sql, parameters)
-    return sorted(map(_read_signal, rows), key=lambda signal: signal.key)[:limit]
+    """Return the next signals of a tenant with a status after an id, in order of their ids. `item`: only of it."""
+    of = "trigger_kind <> ''" if item is None else "work_item_id = :work_item_id"  # one index must answer all
+    sql = _SQL["page"].format(where=f"{of} AND status = '{status}'")
+    rows = await reader.fetch(sql, {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit})
+    return list(map(_read_signal, rows))
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -268,8 +260,8 @@ def _read_signal(row: Row) -> Signal:
         key=Key(row["tenant_id"], row["signal_id"]),
         status=Status(row["status"]),
         definition=Definition(row["work_item_id"], TriggerKind(row["trigger_kind"]), row["trigger_spec"], row["note"]),
-        defined=Position(row["defined_epoch"], row["defined_sequence"]),
-        since=Position(row["since_epoch"], row["since_sequence"]),
+        defined=read_position(row, "defined"),
+        since=read_position(row, "since"),
         created_at=row["created_at"],
         fired_at=row["last_fired_at"],
         last_error=row["last_error"],
@@ -286,10 +278,8 @@ def _parameters(signal: Signal) -> Mapping[str, Any]:
         "last_fired_at": signal.fired_at,
         "last_error": signal.last_error,
         "ended_at": signal.ended_at,
-        "defined_epoch": signal.defined.epoch,
-        "defined_sequence": signal.defined.sequence,
-        "since_epoch": signal.since.epoch,
-        "since_sequence": signal.since.sequence,
+        **position_columns(signal.defined, "defined"),
+        **position_columns(signal.since, "since"),
     }
 
 
@@ -302,7 +292,7 @@ def read_transition(row: Row) -> Transition:
         to_status=row["to_status"],
         occurred_at=row["occurred_at"],
         recorded_at=row["recorded_at"],
-        position=position_of(row),
+        position=read_position(row),
         cause=read_cause(row),
         evaluate_at=row["evaluate_at"],
         evaluated_to=row["evaluated_to"],

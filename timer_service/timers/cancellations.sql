@@ -21,8 +21,7 @@ WHERE tenant_id = :tenant_id AND service_call_id >= :from AND service_call_id <=
 -- name: save
 -- Writes how far the pass of a cancellation is.
 UPDATE timer_cancellations
-SET next_call_id = :next_call_id, cancelled_count = :cancelled_count, available_at = :available_at,
-    last_error = :last_error
+SET next_call_id = :next_call_id, cancelled_count = :cancelled_count, last_error = NULL
 WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
 
 -- name: delete

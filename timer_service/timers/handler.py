@@ -26,13 +26,11 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, quot
     admission = quotas.admission(tx, now)
     results = await _add_new(tx, commands, now, admission)
     rest = [number for number in range(len(commands)) if number not in results]
-    if not rest:
-        return [results[number] for number in range(len(commands))]
-    applied = await _apply(tx, [commands[number] for number in rest], now, admission)
-    end = rest[len(applied)] if len(applied) < len(rest) else len(commands)
-    if any(number >= end for number in results):  # a timer was added for a command behind one that was not applied
-        raise TooManyCommandsError(end)
+    applied = await _apply(tx, [commands[number] for number in rest], now, admission) if rest else []
     results |= zip(rest, applied, strict=False)
+    end = rest[len(applied)] if len(applied) < len(rest) else len(commands)  # the first command that was not applied
+    if len(results) > end:  # a timer was added for a command behind it
+        raise TooManyCommandsError(end)
     return [results[number] for number in range(end)]
 
 
@@ -49,7 +47,7 @@ async def _add_new(
     for key, number in first.items():
         command = commands[number]
         requested = rules.requested(key, command, now)
-        due_at = requested[0]
+        due_at, *_ = requested
         rows[number] = store.new_row(key, command, requested, now)
         view = None if command.reply_to is None else partial(_view_of_new, Key(*key), command, now)
         results[number] = CommandResult(Outcome.SCHEDULED, due_at, view)
@@ -68,21 +66,22 @@ async def _add_new(
 
 
 def _first_schedules(commands: Sequence[Command]) -> Mapping[tuple[str, str], int]:
-    """Return the number of the first ScheduleTimer on each timer that no other command names before it.
+    """Return the number of the first ScheduleTimer on each timer, unless another command on the timer comes before it.
 
-    The keys are those of timers, as plain tuples: they take less time, and most commands are such.
+    The keys are plain tuples, which take less time than `Key`.
     """
     first: dict[tuple[str, str], int] = {}
     others: set[tuple[str, str]] = set()
     for number, command in enumerate(commands):
         payload = command.payload
-        if isinstance(payload, PlainTimer):
+        if isinstance(payload, PlainTimer):  # most are
             key = payload[:2]
         elif isinstance(payload, ScheduleTimer):
             key = rules.key_of(command)
+        elif isinstance(payload, CancelTimers):  # it names no timer
+            continue
         else:
-            if not isinstance(payload, CancelTimers):
-                others.add(rules.key_of(command))
+            others.add(rules.key_of(command))
             continue
         if key not in others:
             first.setdefault(key, number)

@@ -1,21 +1,20 @@
 """Queries about timers. A tenant sees only its own timers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timer_service.core.ports.database import Reader
 from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import LATEST, format_instant, format_optional
-from timer_service.core.values.paging import read_cursor, read_page
+from timer_service.core.values.paging import read_cursor, read_in_turn, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
 from timer_service.timers.rules import Key, Timer
-from timer_service.timers.store import Cursor
+from timer_service.timers.store import Place
 
 MOST_COUNTED = 1_000_000
-_BEGINNING = Cursor(-1, "")
 _NO_BOUND = LATEST + 1
 
 
@@ -49,18 +48,32 @@ async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Raw
 
 
 async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> RawJson:
-    due_before = _NO_BOUND if request.due_before is None else request.due_before
-    states = list(State) if request.state is None else [request.state]
+    """Return a page of timers: those that are Scheduled, and then the others. Each list begins at one of its bounds."""
+    states = set(State) if request.state is None else {request.state}
+    first = 0 if request.due_after is None else request.due_after
+    end = _NO_BOUND if request.due_before is None else request.due_before
+
+    async def read_scheduled(place: Sequence[Any], limit: int) -> Sequence[Timer]:
+        wanted, after = states & {State.SCHEDULED}, max(Place(*place), Place(first, ""))
+        return await store.page(reader, tenant, wanted, topic=request.topic, place=after, end=end, limit=limit)
+
+    async def read_others(place: Sequence[Any], limit: int) -> Sequence[Timer]:
+        wanted, before = states - {State.SCHEDULED}, min(Place(*place), Place(end, ""))
+        return await store.page(reader, tenant, wanted, topic=request.topic, place=before, end=first, limit=limit)
+
     return await read_page(
         "timers",
-        lambda after, limit: store.page(
-            reader, tenant, states, due_before, topic=request.topic, after=after, limit=limit
-        ),
-        after=_start(request),
+        read_in_turn([(Place(first, ""), read_scheduled), (Place(end, ""), read_others)]),
+        after=(0, first, "") if request.cursor is None else read_cursor(request.cursor, int, int, str),
         limit=request.limit,
         view=timer_view,
-        cursor_of=_cursor_of,
+        cursor_of=cursor_of,
     )
+
+
+def cursor_of(timer: Timer) -> tuple[int, int, str]:
+    """Return the cursor of the list after a timer."""
+    return int(timer.state is not State.SCHEDULED), timer.schedule.due_at, timer.key.service_call_id
 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
@@ -80,13 +93,3 @@ QUERIES = (
     QueryRoute("list-timers", ListTimers, TimerPage, _list),
     QueryRoute("count-timers", CountTimers, TimerCounts, _count),
 )
-
-
-def _cursor_of(timer: Timer) -> Cursor:
-    return Cursor(timer.schedule.due_at, timer.key.service_call_id)
-
-
-def _start(request: ListTimers) -> Cursor:
-    """Return where a page begins: at its cursor, but not before `dueAfter`."""
-    earliest = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
-    return earliest if request.cursor is None else max(earliest, Cursor(*read_cursor(request.cursor, int, str)))

@@ -10,9 +10,10 @@ from timer_service.core.due.long_texts import LONGEST_IN_ROW, LongTexts, TextKey
 from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
+from timer_service.core.ports.positions import position_columns, read_position
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import ConflictError
-from timer_service.core.values.message import Command, Position, Trace
+from timer_service.core.values.message import Command, Trace
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Requested, Schedule, Timer
 
@@ -44,7 +45,11 @@ _ADD_USUAL, _ADD_ANY = (
 )
 _TEXTS = LongTexts("timer_schedules", "data", "large_data", "event_id")
 _READ = (*(f"{_TEXTS.expression} AS data" if name == "data" else name for name in _COLUMNS), _SETTLED_AT)
-for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
+for _name in (
+    "find",
+    "page_of_scheduled",
+    "page_of_others",
+):  # not `*`: a new column would break the prepared statements of older instances
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_READ))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
@@ -85,8 +90,8 @@ NewRow = tuple[tuple[Any, ...], tuple[Any, ...], str | None]
 """A new timer: the values of its usual columns, of its rare ones (often `_NO_RARE_VALUES`), and its long text."""
 
 
-class Cursor(NamedTuple):
-    """The last timer of a page in a list that is ordered by due time, then by service call."""
+class Place(NamedTuple):
+    """A place in a list that is ordered by due time, then by service call."""
 
     due_at: int
     service_call_id: str
@@ -125,7 +130,7 @@ async def insert_new(tx: Transaction, new: Iterable[NewRow]) -> Sequence[Sequenc
 
 
 def growth_by_rows(new: Iterable[NewRow], now: int) -> Mapping[str, Amounts]:
-    """Return how much each tenant has by the rows of new timers."""
+    """Return how much more each tenant has when the rows of new timers are inserted."""
     pending, data = Counter[str](), Counter[str]()
     for usual, _, text in new:
         tenant, is_pending = usual[0], usual[_DUE_AT] > now
@@ -190,30 +195,27 @@ def _is_moved(before: Timer | None, after: Timer) -> bool:
 async def page(
     reader: Reader,
     tenant_id: str,
-    states: Sequence[State],
-    due_before: int,
+    states: Collection[State],
     *,
     topic: str | None = None,
-    after: Cursor,
+    place: Place,
+    end: int,
     limit: int,
 ) -> list[Timer]:
-    """Return the next timers after the cursor `after`, in order of due time, from one snapshot of the table.
+    """Return timers of a tenant from one snapshot of the table: `states` are Scheduled alone, or other states.
 
-    `topic`: only timers with it.
+    Scheduled timers are those after a place that are due before `end`, the next one first. Others are those before
+    the place that are due at `end` or later, the latest first. `topic`: only timers with it.
     """
+    is_scheduled = State.SCHEDULED in states
+    sql = _SQL["page_of_scheduled" if is_scheduled else "page_of_others"]
     # One statement, because between two statements a timer could change its state and be read twice or not at all.
-    pages = (_SQL["page"].format(where=_WHERE[state] if topic is None else _OF_TOPIC[state]) for state in states)
-    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
-    parameters = {
-        "tenant_id": tenant_id,
-        "topic": topic,
-        "due_before": due_before,
-        "after_due_at": after.due_at,
-        "after_call": after.service_call_id,
-        "limit": limit,
-    }
-    rows = await reader.fetch(sql, parameters)
-    return [_timer(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["service_call_id"]))[:limit]]
+    pages = (sql.format(where=_WHERE[state] if topic is None else _OF_TOPIC[state]) for state in states)
+    union = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
+    parameters = {"tenant_id": tenant_id, "topic": topic, **place._asdict(), "end": end, "limit": limit}
+    rows = await reader.fetch(union, parameters) if states else []
+    in_order = sorted(rows, key=lambda row: (row["due_at"], row["service_call_id"]), reverse=not is_scheduled)
+    return [_timer(row) for row in in_order[:limit]]
 
 
 async def count(
@@ -248,7 +250,7 @@ def _timer(row: Row) -> Timer:
     return Timer(
         key=Key(row["tenant_id"], row["service_call_id"]),
         state=State(row["state"]),
-        position=Position(row["position_epoch"], row["position_sequence"]),
+        position=read_position(row),
         registered_at=row["registered_at"],
         schedule=Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"])),
         available_at=row["available_at"],
@@ -259,7 +261,7 @@ def _timer(row: Row) -> Timer:
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
-    """Return the parameters of `put`. No command leads to a timer that is settled otherwise than by its cancel."""
+    """Return the parameters of `put`. Commands settle a timer only by a cancel, so `settled_at` is its instant."""
     schedule = timer.schedule
     return {
         **_position_parameters(timer),
@@ -277,12 +279,8 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 def _position_parameters(timer: Timer) -> Mapping[str, Any]:
     """Return the parameters of `move`: the key and the position."""
-    return {
-        "tenant_id": timer.key.tenant_id,
-        "service_call_id": timer.key.service_call_id,
-        "position_epoch": timer.position.epoch,
-        "position_sequence": timer.position.sequence,
-    }
+    tenant, call = timer.key
+    return {"tenant_id": tenant, "service_call_id": call, **position_columns(timer.position)}
 
 
 _SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer

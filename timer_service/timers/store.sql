@@ -22,13 +22,20 @@ UPDATE timer_schedules
 SET position_epoch = :position_epoch, position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
--- name: page
--- Returns the next timers of a tenant in one state, and with a topic if wanted, after a cursor, in order of due time.
+-- name: page_of_scheduled
+-- Returns the next Scheduled timers of a tenant, with a topic if wanted, after a place, in order of due time.
 SELECT {columns}
 FROM timer_schedules
-WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
-    AND (due_at, service_call_id) > (:after_due_at, :after_call)
+WHERE tenant_id = :tenant_id AND {where} AND due_at < :end AND (due_at, service_call_id) > (:due_at, :service_call_id)
 ORDER BY due_at, service_call_id
+LIMIT :limit
+
+-- name: page_of_others
+-- Returns the next timers of a tenant in another state, with a topic if wanted, before a place, the latest due time first.
+SELECT {columns}
+FROM timer_schedules
+WHERE tenant_id = :tenant_id AND {where} AND due_at >= :end AND (due_at, service_call_id) < (:due_at, :service_call_id)
+ORDER BY due_at DESC, service_call_id DESC
 LIMIT :limit
 
 -- name: count

@@ -21,6 +21,7 @@ class RejectedCommand(NamedTuple):
     command: str
     """The last part of its subject, such as `schedule-timer`."""
     command_id: str
+    """The id from its sender, else empty. Only `dead-letters list` knows the number of the dead letter."""
     code: str
     reason: str
 
@@ -39,5 +40,5 @@ class NewestRejections:
     def add(self, rejected: Rejected, now: int) -> None:
         """Add a command whose dead letter was stored now."""
         address, rejection = rejected.raw.address, rejected.rejection
-        texts = (address.tenant, address.message, rejected.command_id, rejection.code.value, rejection.message)
+        texts = (address.tenant, address.message, rejected.own_id or "", rejection.code.value, rejection.message)
         self._kept.append(RejectedCommand(now, *(printable(each, _LONGEST) for each in texts)))

@@ -17,6 +17,9 @@ _MOST_CALLS = 20
 """The most calls of a traceback that are shown, the innermost ones."""
 
 
+_WHERE = "its text may have values of users; `timer-service workflows get` shows it"
+
+
 class ErrorText(NamedTuple):
     """The name of an exception's class, and its text: all that is stored of an error."""
 
@@ -34,9 +37,9 @@ def describe_error(error: BaseException) -> ErrorText:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the type of an error and its traceback, for the log. Without its text, which may have values of users."""
+    """Return the type of an error and its traceback, for the log. It says where the text is, which may have values."""
     calls = "".join(traceback.format_tb(error.__traceback__, -_MOST_CALLS))
-    return f"{describe_error(error).type}\n{calls}".rstrip()
+    return f"{describe_error(error).type} ({_WHERE})\n{calls}".rstrip()
 
 
 def _text_of(error: BaseException) -> str:

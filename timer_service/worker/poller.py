@@ -68,6 +68,7 @@ class Poller:
                 log.exception("a task of the service cannot be read; its lease runs out")
 
     def _question(self, slots: int, wait_seconds: float) -> bytes:
+        """Return the body of a poll."""
         settings = self._settings
         named = {} if settings.name is None else {"name": settings.name}
         question = {

@@ -258,8 +258,8 @@ class RunningTask:
         """Note when the next attempt of a step may start. None: the step has failed, and there is no next attempt."""
         start_at = now + (start_in_ms or 0) / 1000
         error = self._undecided.pop(key, None)
-        if error is None:
-            if key in self._unbegun:  # the service says when, although this clock may say later
+        if error is None:  # no attempt was reported: the step is due by the clock of the service, so it cannot park
+            if key in self._unbegun:
                 self._unbegun[key] = (self._steps[key], start_at)
             return
         step = self._steps[key]

@@ -137,6 +137,14 @@ async def find_awaited(reader: Reader, wanted: Collection[tuple[Key, str]]) -> s
     return {(_key(row), row["name"]) for row in rows}
 
 
+async def find_waits(reader: Reader, keys: Collection[Key], limit: int) -> dict[Key, list[str]]:
+    """Return the names of the first messages for which workflows wait."""
+    found: dict[Key, list[str]] = {}
+    for row in await reader.fetch_each(_SQL["find_waits"], [{**key._asdict(), "limit": limit} for key in keys]):
+        found.setdefault(_key(row), []).append(row["name"])
+    return found
+
+
 async def find_message_ids(reader: Reader, wanted: Collection[tuple[Key, str]]) -> set[tuple[Key, str]]:
     """Return which of these message ids (workflow, id) are stored."""
     each = [{**key._asdict(), "message_id": name} for key, name in sorted(wanted)]

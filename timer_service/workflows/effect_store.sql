@@ -57,6 +57,13 @@ FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL
     AND name = :name AND kind = 'message' AND status = 'open'
 
+-- name: find_waits
+-- Returns the names of the first messages for which a workflow waits.
+SELECT tenant_id, workflow_id, name
+FROM workflow_effects
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND kind = 'message' AND status = 'open'
+ORDER BY name, n LIMIT :limit
+
 -- name: find_message_id
 -- Returns a message id if the workflow has a message with it.
 SELECT tenant_id, workflow_id, message_id

@@ -10,7 +10,7 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.requests.query import QueryRoute
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
-from timer_service.core.values.paging import read_cursor, read_page
+from timer_service.core.values.paging import read_cursor, read_in_turn, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
@@ -41,21 +41,25 @@ _MOST_WORKERS = 1000
 """How many workers of a queue are looked at."""
 
 
+_MOST_MESSAGES = 3
+_LONGEST_ERROR = 200
+"""A list shows so many messages of a workflow, and so many characters of an error."""
+
+
 class _Place(NamedTuple):
-    """The cursor of a list."""
+    """A place in a list, which has the newest workflow first."""
 
-    created_at: int = -1
-    workflow_id: str = ""
+    created_at: int
+    workflow_id: str
 
 
-_LAST = _Place(2**62)
-"""A place after all workflows."""
+_FIRST, _LAST = _Place(2**62, ""), _Place(-1, "")
 _OPEN = "ended_at IS NULL"
 """The WHERE clause of open workflows. It must equal the predicate of a partial index, like that of `_where_ended`."""
 
 
-def workflow_view(workflow: Workflow) -> RawJson:
-    """Return the view of a workflow for replies: the fields of `WorkflowView` that are not None."""
+def workflow_view(workflow: Workflow, **more: Any) -> RawJson:
+    """Return the view of a workflow for replies, with more fields: the fields that are not None."""
     definition, hold = workflow.definition, workflow.hold
     assert definition is not None  # noqa: S101 - only started ones are shown
     fields = omit_none(
@@ -79,6 +83,7 @@ def workflow_view(workflow: Workflow) -> RawJson:
         code=workflow.failure_code,
         step=workflow.failed_step,
         reason=workflow.reason,
+        **more,
     )
     return write_view(fields, {"retry": definition.retry})
 
@@ -117,45 +122,92 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
         "result": texts.result,
         "failure": texts.error,  # not `error`: that is the field of a reply that is an error
     }
-    head = write_view({"hasWorkers": await _has_workers(reader, workflow, now)}, stored)
+    _, queue, workflow_type = workflow.lane
+    has_workers = workflow_type in await _types_of(reader, tenant, queue, now)
+    head = write_view({"hasWorkers": has_workers}, stored)
     return RawJson(f"{head.text[:-1]},{page.text[1:]}")
 
 
-async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
-    """Return whether a worker that is online asks for the lane of a workflow."""
-    tenant_id, queue, workflow_type = workflow.lane
-    parameters = {"tenant_id": tenant_id, "queue": queue, "since": now - ONLINE_MS, "limit": _MOST_WORKERS}
+async def _types_of(reader: Reader, tenant: str, queue: str, now: int) -> set[str]:
+    """Return the types for which workers of a queue ask that are online."""
+    parameters = {"tenant_id": tenant, "queue": queue, "since": now - ONLINE_MS, "limit": _MOST_WORKERS}
     rows = await reader.fetch(_SQL["types_of_queue"], parameters)
-    return any(workflow_type in json.loads(row["types"]) for row in rows)
+    return {each for row in rows for each in json.loads(row["types"])}
 
 
-async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
-    """Return a page of workflows, merged from the pages of the indexes that may have some."""
-    after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
-    wheres = [_OPEN] if request.status not in ENDED else []
-    wheres += [_where_ended(status) for status in _ended(request.status)]
+class _Listed(NamedTuple):
+    workflow: Workflow
+    more: Mapping[str, Any]
+    """The fields that only `ListedWorkflow` has."""
+
+
+async def _explain(
+    reader: Reader, workflows: Sequence[Workflow], types: dict[str, set[str]], now: int
+) -> Sequence[_Listed]:
+    """Return workflows with what they wait for, or why they failed. `types` keeps the types of workers by queue."""
+    keys = {status: [each.key for each in workflows if each.status is status] for status in WorkflowStatus}
+    texts = await store.find_texts(reader, keys[WorkflowStatus.FAILED])
+    messages = await effect_store.find_waits(reader, keys[WorkflowStatus.PARKED], _MOST_MESSAGES)
+    found = []
+    for each in workflows:
+        tenant, queue, workflow_type = each.lane
+        more: dict[str, Any] = {"waitsFor": messages.get(each.key)}
+        if each.status is WorkflowStatus.WAITING:
+            if queue not in types:
+                types[queue] = await _types_of(reader, tenant, queue, now)
+            more["hasWorkers"] = workflow_type in types[queue]
+        if (error := texts.get(each.key, Texts()).error) is not None:
+            more["failure"] = {name: text[:_LONGEST_ERROR] for name, text in json.loads(error).items()}
+        found.append(_Listed(each, more))
+    return found
+
+
+async def _list(reader: Reader, tenant: str, request: ListWorkflows, now: int) -> RawJson:
+    """Return a page of workflows: first those that are open, then those that have ended, each from their indexes."""
+    after = (0, *_FIRST) if request.cursor is None else read_cursor(request.cursor, int, int, str)
+    is_open = request.status not in ENDED
+    lists = [[_OPEN] if is_open else [], [_where_ended(status) for status in _ended(request.status)]]
     # Without an index for the filters, rows that do not match are looked at, too.
     has_index = request.workflow_type is None and (request.status is None or request.status in ENDED)
-    end = None if has_index else await _find_end(reader, tenant, after, wheres)
-    end_at, end_id = end or _LAST
-    filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
+    end = None if has_index else await _find_end(reader, tenant, after, lists)
+    filters = {"tenant_id": tenant, "status": request.status or "", "type": request.workflow_type or ""}
 
-    async def read(after: _Place, limit: int) -> Sequence[Workflow]:
-        """Return the next workflows of all indexes, in order."""
-        parameters = {"tenant_id": tenant, **after._asdict(), **filters, "limit": limit}
-        found = [row for where in wheres for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
-        return sorted(map(store.read_workflow, found), key=_place_of)[:limit]
+    types: dict[str, set[str]] = {}
+
+    async def read(number: int, place: Sequence[Any], limit: int) -> Sequence[_Listed]:
+        """Return the next workflows of all indexes of a list, in order; none behind the end."""
+        if end is not None and number > end[0]:
+            return []
+        end_at, end_id = _LAST if end is None or number < end[0] else end[1:]
+        bounds = {**_Place(*place)._asdict(), "end_at": end_at, "end_id": end_id, "limit": limit}
+        statements = [_SQL["page"].format(where=where) for where in lists[number]]
+        found = [row for sql in statements for row in await reader.fetch(sql, {**filters, **bounds})]
+        shown = sorted(map(store.read_workflow, found), key=_cursor_of, reverse=True)[:limit]
+        return await _explain(reader, shown, types, now)
 
     return await read_page(
-        "workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of, end=end
+        "workflows",
+        read_in_turn([(_FIRST, partial(read, number)) for number in range(len(lists))]),
+        after=after,
+        limit=request.limit,
+        view=lambda each: workflow_view(each.workflow, **each.more),
+        cursor_of=lambda each: _cursor_of(each.workflow),
+        end=end,
     )
 
 
-async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
-    """Return up to which place a page looks at workflows, so at `LOOKED_AT` of each index; None: it looks at all."""
-    parameters = {"tenant_id": tenant, **after._asdict(), "skipped": LOOKED_AT - 1}
-    rows = [row for where in wheres for row in await reader.fetch(_SQL["page_end"].format(where=where), parameters)]
-    return min((_Place(row["created_at"], row["workflow_id"]) for row in rows), default=None)
+async def _find_end(
+    reader: Reader, tenant: str, after: Sequence[Any], lists: Sequence[Sequence[str]]
+) -> tuple[int, int, str] | None:
+    """Return the cursor up to which a page looks at workflows, so at `LOOKED_AT` of each index; None: at all."""
+    for number in (each for each in range(len(lists)) if each >= after[0]):
+        place = _Place(*after[1:]) if number == after[0] else _FIRST
+        parameters = {"tenant_id": tenant, **place._asdict(), "skipped": LOOKED_AT - 1}
+        statements = [_SQL["page_end"].format(where=where) for where in lists[number]]
+        rows = [row for sql in statements for row in await reader.fetch(sql, parameters)]
+        if rows:
+            return (number, *max((row["created_at"], row["workflow_id"]) for row in rows))
+    return None
 
 
 def _where_ended(status: WorkflowStatus) -> str:
@@ -168,8 +220,8 @@ def _ended(status: WorkflowStatus | None) -> list[WorkflowStatus]:
     return [each for each in WorkflowStatus if each in ENDED and status in {None, each}]
 
 
-def _place_of(workflow: Workflow) -> _Place:
-    return _Place(workflow.created_at, workflow.key.workflow_id)
+def _cursor_of(workflow: Workflow) -> tuple[int, int, str]:
+    return int(workflow.ended_at is not None), workflow.created_at, workflow.key.workflow_id
 
 
 async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:

@@ -1,19 +1,19 @@
 -- name: page
--- Returns the next workflows of a tenant after a cursor, up to a place, in order of creation. `where` has an index of its own.
+-- Returns the next workflows of a tenant before a place, down to another place, newest first. `where` has an index of its own.
 SELECT {columns}
 FROM workflows
-WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) > (:created_at, :workflow_id)
-    AND (created_at, workflow_id) <= (:end_at, :end_id)
+WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) < (:created_at, :workflow_id)
+    AND (created_at, workflow_id) >= (:end_at, :end_id)
     AND (:status = '' OR status = :status) AND (:type = '' OR type = :type)
-ORDER BY created_at, workflow_id
+ORDER BY created_at DESC, workflow_id DESC
 LIMIT :limit
 
 -- name: page_end
 -- Returns the place of the last workflow that such a page may look at, if there are so many.
 SELECT created_at, workflow_id
 FROM workflows
-WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) > (:created_at, :workflow_id)
-ORDER BY created_at, workflow_id
+WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) < (:created_at, :workflow_id)
+ORDER BY created_at DESC, workflow_id DESC
 LIMIT 1 OFFSET :skipped
 
 -- name: count_open

@@ -22,7 +22,7 @@ class GetWorkflow(Payload):
 
 
 class ListWorkflows(Payload):
-    """Ask for one page of workflows, in order of creation."""
+    """Ask for one page of workflows: open ones, and then those that have ended, each newest first."""
 
     status: WorkflowStatus | None = None
     workflow_type: EffectName | None = Field(default=None, alias="type")
@@ -69,6 +69,19 @@ class WorkflowView(Payload):
     reason: str | None = Field(default=None, description="The reason of the CancelWorkflow.")
 
 
+class ListedWorkflow(WorkflowView):
+    """A workflow in a list, with what it waits for, or why it failed."""
+
+    has_workers: bool | None = Field(
+        default=None,
+        description="If it is `waiting`: whether a worker asked for its queue and type in the last minute.",
+    )
+    waits_for: list[EffectName] | None = Field(
+        default=None, description="If it is `parked`: the first three messages for which it waits."
+    )
+    failure: ErrorView | None = Field(default=None, description="The error of its function. Its text is cut.")
+
+
 class EffectDetail(Payload):
     """An effect of a workflow in a reply to a query."""
 
@@ -97,12 +110,12 @@ class WorkflowDetail(Payload):
 
 
 class WorkflowPage(Payload):
-    """A page of workflows in order of creation. If `cursor` is set, send it with the same filters for the next page.
+    """A page of workflows. If `cursor` is set, send it with the same filters for the next page.
 
     A page with filters may have few workflows, or none, before the last one.
     """
 
-    workflows: list[WorkflowView]
+    workflows: list[ListedWorkflow]
     cursor: str | None = None
 
 

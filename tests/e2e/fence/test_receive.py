@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.fence import PASSWORDS, Operator, Peer
 from tests.harness.processes import NatsServer
-from tests.harness.receiving import until
+from tests.harness.waiting import until
 from timer_service.client import DueTimeReached, NoAnswerError, TimerApp
 
 LOGIN: Mapping[str, Any] = {

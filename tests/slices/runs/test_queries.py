@@ -57,12 +57,12 @@ async def test_fields_of_a_run_and_its_jobs(
     assert view == {**about, **rejected, "code": "CYCLE", "path": ["c", "c"]}
 
 
-async def test_list_is_newest_first(runs: RunConversation) -> None:
-    """list-runs shows each run once, newest first, in pages of the given limit, and filters by status.
+async def test_list_has_open_runs_first(runs: RunConversation) -> None:
+    """list-runs shows each run once, open ones first, each newest first, in pages of a limit, and filters by status.
 
     Runs that were started at the same time are in order of their ids.
     """
-    for name in ("run-1", "run-2"):
+    for name in ("run-1", "run-2", "run-3"):
         runs.send("StartRun", runId=name, jobs=[{"name": "a"}])
     await runs.consume()
     await runs.start({"a": []}, runId="a-third")
@@ -72,7 +72,7 @@ async def test_list_is_newest_first(runs: RunConversation) -> None:
     rest = await runs.ask("list-runs", limit=2, cursor=first["cursor"])
     done = await runs.ask("list-runs", status="success")
     found = [[run["runId"] for run in page["runs"]] for page in (first, rest, done)]
-    assert found == [["a-third", "run-2"], ["run-1"], ["run-2"]]
+    assert found == [["a-third", "run-3"], ["run-1", "run-2"], ["run-2"]]
 
 
 async def test_page_with_many_jobs(runs: RunConversation) -> None:

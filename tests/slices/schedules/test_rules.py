@@ -197,7 +197,7 @@ def test_retention_restarts_with_a_put_or_a_pause() -> None:
 
 def _in_the_jitter(**fields: Any) -> tuple[Schedule, int]:
     """Return an hourly schedule, and the minute after `NOW` at which a slot has begun and is not due yet."""
-    schedule, _ = apply(None, put(1, every="PT1H", jitter="PT1H", **fields))
+    schedule, _ = apply(None, put(1, every="PT1H", jitter="P1D", **fields))
     assert schedule.slot_at is not None
     assert schedule.available_at is not None
     minute = (schedule.slot_at - NOW) // MINUTE + 1
@@ -208,7 +208,7 @@ def _in_the_jitter(**fields: Any) -> tuple[Schedule, int]:
 def test_command_in_the_jitter_keeps_the_slot() -> None:
     """A slot that has begun is due when it was before, whatever command comes before that."""
     before, at = _in_the_jitter()
-    jitter = {"every": "PT1H", "jitter": "PT1H"}
+    jitter = {"every": "PT1H", "jitter": "P1D"}
     pause, resume = Sent(at, "pause"), Sent(at + 1, "resume")
     for commands in (
         (pause, resume),

@@ -111,7 +111,7 @@ async def test_start_after_a_clock_that_was_ahead(schedules: Schedules, verb: st
 
 
 async def test_list(schedules: Schedules) -> None:
-    """The list is in order of ids, by status or over all, in pages, and without tombstones."""
+    """The list has active, paused and then ended schedules, each in order of ids, in pages, without tombstones."""
     for number in range(12):
         await schedules.put(f"s-{number:02}", every="PT1H", **({"maxCount": 1} if number % 3 == 2 else {}))
     for number in range(1, 12, 3):
@@ -126,7 +126,7 @@ async def test_list(schedules: Schedules) -> None:
         if "cursor" not in page:
             break
         page = await schedules.ask("list-schedules", limit=5, cursor=page["cursor"])
-    assert names == [f"s-{number:02}" for number in range(1, 12)]
+    assert names == [f"s-{number:02}" for number in (3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11)]
     counts = {
         status: len((await schedules.ask("list-schedules", status=status))["schedules"])
         for status in ("active", "paused", "ended")
@@ -150,6 +150,16 @@ async def test_upcoming(schedules: Schedules) -> None:
         "paused": [iso(after(minutes=12))],
         "ended": [],
     }
+
+
+async def test_upcoming_after_a_command(schedules: Schedules) -> None:
+    """The reply to a command has the next slot among the upcoming ones: none if it has ended, unknown if paused."""
+    replies = [
+        await schedules.request("PutSchedule", scheduleId="daily", every="PT1M"),
+        await schedules.request("PauseSchedule", scheduleId="daily"),
+        await schedules.request("PutSchedule", scheduleId="past", every="PT1M", endAt=iso(NOW)),
+    ]
+    assert [each["schedule"].get("upcoming") for each in replies] == [[iso(after(minutes=1))], None, []]
 
 
 async def test_preview(schedules: Schedules) -> None:

@@ -3,8 +3,9 @@
 A schedule gets the rules of another zone in its row, as if its own zone had these rules after a restart.
 """
 
+import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -15,10 +16,13 @@ from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import Schedules
 from timer_service.cli.doctor.database import check_zones
 from timer_service.core.ports.database import Database
-from timer_service.schedules.calendar.zones import zone_rules
+from timer_service.schedules import room
+from timer_service.schedules.backfill import transaction as backfill_pass
+from timer_service.schedules.calendar.zones import load_zone
 from timer_service.schedules.firing.worker import FiringWorker
 from timer_service.workflows.commands.slot_start import start_workflows
 
+DAY = 24 * 3_600_000
 OLD, LATER, EARLIER = "Etc/GMT-2", "Etc/GMT-1", "Etc/GMT-3"
 EACH_DAY = [{"cron": "0 10 * * *"}, {"calendar": {"every": 1, "unit": "days", "anchor": "2020-01-01T10:00"}}]
 
@@ -78,6 +82,70 @@ async def test_slot_that_has_fired(schedules: Schedules, times: Mapping[str, Any
     assert await schedules.fired() == [*before, second]
 
 
+@pytest.mark.parametrize(("policy", "fired_late"), [("last", ["T07:40"]), ("all", ["T07:20", "T07:40"]), ("skip", [])])
+async def test_times_that_are_jumped_over(schedules: Schedules, policy: str, fired_late: list[str]) -> None:
+    """Times that the new rules put before the slot that fired last are late, and follow the policy."""
+    await schedules.put(cron="0,20,40 10 * * *", zone=OLD, catchUp={"policy": policy})
+    await advance_to(schedules, instant(schedules.clock, 8))
+    before = await schedules.fired()
+    await schedules.advance(minutes=10)
+    await change_rules(schedules, EARLIER)
+    await schedules.fire()
+    after = [each for each in await schedules.fired() if each not in before]
+    assert [each[10:16] for each in after] == fired_late
+    view = await schedules.view(upcoming=1)
+    assert view["upcoming"] == [view["nextSlotAt"]] == [instant(schedules.clock, 7)]
+    assert view.get("missedSince", "")[10:16] == ("T07:20" if policy == "skip" else "")
+
+
+async def test_instants_that_have_fired(schedules: Schedules) -> None:
+    """A slot of the new rules at an instant that has fired as another time does not fire again."""
+    await schedules.put(cron="0,30 9-17 * * *", zone=OLD, catchUp={"policy": "all"})
+    await advance_to(schedules, instant(schedules.clock, 10))
+    before = await schedules.fired()
+    await schedules.advance(minutes=10)
+    await change_rules(schedules, EARLIER)
+    await schedules.advance(hours=1)
+    after = [each for each in await schedules.fired() if each not in before]
+    assert [each[10:16] for each in after] == ["T10:30", "T11:00"]
+
+
+@pytest.mark.parametrize("hours", [0, 2])
+async def test_command_after_new_rules_were_due(schedules: Schedules, hours: int) -> None:
+    """A slot that the new rules put before the Put, or before a Resume, does not fire."""
+    await advance_to(schedules, instant(schedules.clock, 7 - hours))
+    await schedules.advance(minutes=30)
+    await schedules.put(cron="0 10 * * *", zone=OLD)
+    await schedules.about("Pause")
+    await schedules.advance(hours=hours)
+    await schedules.about("Resume")
+    await change_rules(schedules, EARLIER)
+    await schedules.advance(hours=1)
+    assert await schedules.fired() == []
+    assert (await schedules.view())["nextSlotAt"] == instant(schedules.clock, 7)
+
+
+@pytest.mark.parametrize("zone", [LATER, EARLIER])
+async def test_backfill_in_progress(schedules: Schedules, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backfill goes on by the new rules after a portion, and each time of the clock fires once."""
+    monkeypatch.setattr(room, "MOST_COMPUTING_SECONDS", math.inf)
+    monkeypatch.setattr(backfill_pass, "COSTLY", room.MOST_SLOTS // 10)
+    await schedules.put(cron="0,20,40 10 * * *", zone=OLD)
+    schedules.clock.advance(hours=12)
+    await schedules.backfill(schedules.clock.now() - 6 * DAY, schedules.clock.now())
+    assert await schedules.fire_backfills(1) == 1
+    count = len(await schedules.backfilled())
+    assert count == 10
+    await schedules.sql(f"UPDATE schedule_backfills SET zone = '{zone}'")
+    await schedules.fire_backfills()
+    fired = [datetime.fromisoformat(each) for each in await schedules.backfilled()]
+    offsets = [2] * count + [1 if zone == LATER else 3] * (len(fired) - count)
+    shown = [f"{each + timedelta(hours=offset):%m-%d %H:%M}" for each, offset in zip(fired, offsets, strict=True)]
+    days = sorted({each[:5] for each in shown})
+    assert len(days) == 6
+    assert shown == [f"{day} {time}" for day in days for time in ("10:00", "10:20", "10:40")]
+
+
 async def test_same_put_moves_the_slot(schedules: Schedules) -> None:
     """A Put that changes nothing computes the slot by the rules of the instance, before the worker reads the row."""
     await schedules.put(cron="0 10 * * *", zone=OLD)
@@ -123,5 +191,7 @@ async def test_generated_schedules(
 
 def test_doctor_names_zones_with_other_rules() -> None:
     """The doctor warns of next slots that were computed from other zone data than those of its machine."""
-    (finding,) = check_zones([("Europe/Berlin", "0000", 3), (OLD, zone_rules(OLD), 1), ("Mars/Olympus", "0000", 1)])
+    (finding,) = check_zones(
+        [("Europe/Berlin", "0000", 3), (OLD, load_zone(OLD).rules, 1), ("Mars/Olympus", "0000", 1)]
+    )
     assert finding.message.endswith(": Europe/Berlin (3)")

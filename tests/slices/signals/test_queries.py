@@ -33,17 +33,17 @@ async def test_pages(signals: SignalConversation) -> None:
 
 
 FILTERED: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, ["one", "three", "two"]),
+    ({}, ["one", "two", "three"]),
     ({"status": "active"}, ["one"]),
     ({"status": "resolved"}, []),
-    ({"workItemId": "item-2"}, ["three", "two"]),
+    ({"workItemId": "item-2"}, ["two", "three"]),
     ({"workItemId": "item-2", "status": "cancelled"}, ["three"]),
     ({"workItemId": "nothing"}, []),
 ]
 
 
 async def test_filters_and_tenants(signals: SignalConversation) -> None:
-    """A list has the signals of the given status and work item, of the tenant that asks. No query shows others."""
+    """A list has the signals of a status and work item, those that have ended last. No query shows other tenants'."""
     await signals.create("one")
     await signals.create("two", "item-2")
     await signals.create("three", "item-2")

@@ -71,7 +71,7 @@ async def test_get(timers: Timers) -> None:
 
 
 async def test_every_state(timers: Timers) -> None:
-    """A timer shows when it fired or expired, or its error, and its attempts, in the list of all and of its state."""
+    """A timer shows when it fired or expired, or its error, and its attempts. The list has Scheduled timers first."""
     await create_one_in_each_state(timers)
     views = {call: await timers.ask("get-timer", {"serviceCallId": call}) for call in STATES}
     assert {call: view["state"] for call, view in views.items()} == STATES
@@ -83,7 +83,7 @@ async def test_every_state(timers: Timers) -> None:
         ("bb expired", "expiredAt", fired_at),
     ]
     assert [view["attempt"] for view in views.values()] == [MAX_ATTEMPTS, 1, 1, 0, 0]
-    assert await timers.ask("list-timers") == {"timers": list(views.values())}
+    assert await timers.ask("list-timers") == {"timers": list(views.values())[::-1]}
     found = {call: calls(await timers.ask("list-timers", {"state": state})) for call, state in STATES.items()}
     assert found == {call: [call] for call in STATES}
 
@@ -142,16 +142,18 @@ async def test_pages(timers: Timers) -> None:
 
 
 async def test_pages_while_the_timers_change(timers: Timers) -> None:
-    """If timers change between pages, the timers that do not change are listed once each and in order."""
+    """If timers change between pages, the others are listed once each and in order, and no timer twice in one state."""
     stays = [f"stays-{number}" for number in range(9)]
     for number, call in enumerate(stays):
         await timers.schedule(call, DUE + number * 10)
         await timers.schedule(f"goes-{number}", DUE + number * 10)
     seen: list[str] = []
+    states: list[tuple[str, str]] = []
     query: dict[str, Any] = {"limit": 3}
     for number in range(100):
         page = await timers.ask("list-timers", query)
         seen += calls(page)
+        states += [(each["serviceCallId"], each["state"]) for each in page["timers"]]
         if "cursor" not in page:
             break
         query["cursor"] = page["cursor"]
@@ -163,7 +165,24 @@ async def test_pages_while_the_timers_change(timers: Timers) -> None:
         await timers.schedule(f"goes-{(number + 4) % 9}", after(days=-1))
         await timers.tick()
     assert [call for call in seen if call.startswith("stays")] == stays
-    assert len(seen) == len(set(seen))
+    assert len(states) == len(set(states))
+
+
+async def test_the_next_timers_are_first(timers: Timers) -> None:
+    """A list has the Scheduled timers first, the next one first, and then the others, the latest due time first."""
+    for minute in (3, 1, 2):
+        await timers.schedule(f"done-{minute}", after(minutes=minute))
+    await timers.cancel("done-1")
+    timers.clock.set(after(hours=1))
+    await timers.tick()
+    for minute in (3, 1, 2):
+        await timers.schedule(f"next-{minute}", after(hours=1, minutes=minute))
+    for limit in (1, 2, 3, 4, 6):
+        found = [call for page in await all_pages(timers, limit) for call in page]
+        assert found == ["next-1", "next-2", "next-3", "done-3", "done-2", "done-1"], limit
+    bounds = {"dueAfter": iso(after(minutes=2)), "dueBefore": iso(after(hours=1, minutes=3))}
+    assert calls(await timers.ask("list-timers", bounds)) == ["next-1", "next-2", "done-3", "done-2"]
+    assert calls(await timers.ask("list-timers", {"state": "Reached"})) == ["done-3", "done-2"]
 
 
 async def test_count(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:

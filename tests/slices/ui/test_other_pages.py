@@ -148,6 +148,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "signal?id=invalid": ("never fires", "Its trigger is invalid.", "There are no firings."),
     "signal?id=tomorrow": ("it is 2026-11-21 10:00:00 UTC",),
     link("schedule", id=HOSTILE[1])[4:]: ("Next slots, if it is resumed now",),
+    "schedule?id=pay": ("every 2 weeks from", "2026-12-04 08:00:00", "2026-12-18 08:00:00", "Europe/Berlin"),
     "schedule?id=weekdays": (
         "Next slots</h2>",
         "2026-11-23 08:00:00",
@@ -159,6 +160,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("charge the card", "cool down", "wait for a message", "{&#34;charge&#34;: &#34;ch_1&#34;}"),
         *("continues <time", COMMAND("workflows cancel") + " order-1"),
     ),
+    "workflows?tenant=acme": ("no worker asks for this type and queue",),
     "workflow?id=-rf": ("waits for a worker since <time",),
     "workflow?id=rare": ("No worker asks for its queue and type.",),
     "workflow?id=order-2": (
@@ -206,6 +208,7 @@ async def test_commands(filled: Page) -> None:
 
 
 BEFORE = "2026-11-21 08:55:00 UTC"
+FORTNIGHT = "2026-12-04 08:00:00"
 EARLIER = "2026-11-21 08:59:00 UTC 1 min ago"
 LINES: dict[str, list[str]] = {
     "?": ["database sqlite", "role all", "started 2026-11-21 09:00:00 UTC now", "timers | ok | not yet |"],
@@ -218,10 +221,11 @@ LINES: dict[str, list[str]] = {
         f"' OR 1=1 -- | active | every 15 min | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
         f"-rf | cannot fire | every 15 min | | {EARLIER} | 1 |",
         f"order | active | */5 * * * * UTC | 2026-11-21 09:00:00 UTC now | {EARLIER} | 1 |",
+        f"pay | active | every 2 weeks from 2026-11-20 09:00:00 Europe/Berlin | {FORTNIGHT} UTC in 12 d 23 h | | 0 |",
     ],
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
-        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED in step reserve |",
+        f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED: the warehouse <b> is closed |",
     ],
     "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
     "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
@@ -273,10 +277,13 @@ async def test_newest_dead_letters(page: Page) -> None:
         rejection = Rejection(Code.TOO_LARGE, f"<b>{number}{'x' * 300}")
         page.rejections.add(Rejected(raw, rejection, None), page.clock.now())
         page.metrics.dead_letter_stored("TOO_LARGE")
+    # Without an id from its sender, none is shown: the position is no number that `dead-letters` takes.
+    unnamed = raw_command(address=command_address("acme", "start-run"), headers={MESSAGE_ID: ""})
+    page.rejections.add(Rejected(unnamed, Rejection(Code.INVALID_JSON, "no JSON"), None), page.clock.now())
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
     ids = re.findall(r'start-run <span class="quiet">(.*?)</span>', text)
-    assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
+    assert ids == ["", *(f"&lt;i&gt;{number}" for number in range(24, 5, -1))]
     for shown in ("&lt;b&gt;24", "timer-service dead-letters list"):
         assert shown in text
     assert "x" * 290 in text

@@ -1,5 +1,6 @@
 """Queries, gauges, retention, and the rows that the schema refuses."""
 
+import json
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ async def fill(workflows: Workflows) -> None:
 
 
 async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workflows are listed in order of creation, by status and type, in pages, and counted up to a limit."""
+    """Open workflows are listed first, each newest first, by status and type, in pages, and counted up to a limit."""
     await fill(workflows)
-    everything = ["waiting", "parked", "completed", "failed", "running", "cancelled"]
+    everything = ["running", "parked", "waiting", "cancelled", "failed", "completed"]
     page = await workflows.ask("list-workflows", limit=4)
     rest = await workflows.ask("list-workflows", limit=4, cursor=page["cursor"])
     assert [each["workflowId"] for each in (*page["workflows"], *rest["workflows"])] == everything
@@ -52,6 +53,23 @@ async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.Monkey
     assert (running["dueAt"], running["claimedAt"], running["workerId"]) == (iso(NOW + 4), iso(NOW + 4), "worker-1")
     token = (await workflows.row("running"))["lease_token"]
     assert token not in str(await workflows.view("running"))
+
+
+async def test_a_list_says_what_a_workflow_waits_for(workflows: Workflows) -> None:
+    """A list shows the messages for which a workflow waits, its error, and whether a worker asks for its type."""
+    await fill(workflows)
+    await workflows.start("typo", type="odrer")
+    await workflows.sql(
+        "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) "
+        f"VALUES ('acme', 'worker-1', 'default', '[\"order\"]', 1, {NOW}, {NOW})"
+    )
+    error = json.dumps({"type": "E", "message": "x" * 300})
+    await workflows.sql(f"UPDATE workflow_data SET error = '{error}' WHERE workflow_id = 'failed'")
+    shown = {each["workflowId"]: each for each in (await workflows.ask("list-workflows"))["workflows"]}
+    found = {name: (each.get("hasWorkers"), each.get("waitsFor")) for name, each in shown.items()}
+    nothing = dict.fromkeys(("running", "completed", "failed", "cancelled"), (None, None))
+    assert found == nothing | {"waiting": (True, None), "typo": (False, None), "parked": (None, ["approval"])}
+    assert shown["failed"]["failure"] == {"type": "E", "message": "x" * 200}
 
 
 async def test_row_counts(workflows: Workflows) -> None:
@@ -73,7 +91,7 @@ async def test_lists_look_at_some_workflows(
     monkeypatch.setattr("timer_service.workflows.queries.LOOKED_AT", 3)
     for number in range(7):
         workflows.clock.set(NOW + number)
-        await workflows.start(f"w-{number}", type="other" if number in {4, 6} else "order")
+        await workflows.start(f"w-{number}", type="other" if number in {0, 2} else "order")
     await workflows.poll(workflow_type="other", slots=2)
     pages: list[list[str]] = []
     cursor: dict[str, str] = {}
@@ -81,7 +99,26 @@ async def test_lists_look_at_some_workflows(
         page = await workflows.ask("list-workflows", **filters, **cursor)
         pages.append([each["workflowId"] for each in page["workflows"]])
         cursor = {"cursor": page["cursor"]} if "cursor" in page else {}
-    assert pages == [[], ["w-4"], ["w-6"]]
+    assert pages == [[], ["w-2"], ["w-0"]]
+
+
+async def test_a_filtered_list_goes_on_with_ended_workflows(
+    workflows: Workflows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that look at some workflows only go on with those that have ended, behind the open ones."""
+    monkeypatch.setattr("timer_service.workflows.queries.LOOKED_AT", 3)
+    for number in range(8):
+        workflows.clock.set(NOW + number)
+        await workflows.start(f"w-{number}", type="other" if number % 2 else "order")
+    for number in range(4):
+        await workflows.about("Cancel", f"w-{number}")
+    found: list[str] = []
+    question: dict[str, Any] = {"type": "other"}
+    while question:
+        page = await workflows.ask("list-workflows", **question)
+        found += [each["workflowId"] for each in page["workflows"]]
+        question = {**question, "cursor": page["cursor"]} if "cursor" in page else {}
+    assert found == ["w-7", "w-5", "w-3", "w-1"]
 
 
 async def test_pages_of_effects(workflows: Workflows) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import stubborn
+from tests.harness.waiting import until
 from timer_service.client import (
     AlreadyHandled,
     DueTimeReached,
@@ -64,9 +65,7 @@ class Broker:
 
     async def until(self, *log: str) -> None:
         """Wait until these things have happened, and nothing else."""
-        async with asyncio.timeout(10):
-            while len(self.log) < len(log):
-                await asyncio.sleep(0)
+        await until(lambda: len(self.log) >= len(log), pause=0)
         assert sorted(self.log) == sorted(log)
 
 
@@ -130,9 +129,7 @@ class Gate:
             await asyncio.sleep(0)
 
     async def until_begun(self, *names: str) -> None:
-        async with asyncio.timeout(10):
-            while len(self.begun) < len(names):
-                await asyncio.sleep(0)
+        await until(lambda: len(self.begun) >= len(names), pause=0)
         for _ in range(20):  # nothing else begins
             await asyncio.sleep(0)
         assert sorted(self.begun) == sorted(names)
@@ -460,8 +457,6 @@ async def test_deliveries_are_renewed() -> None:
     async with running(broker, gate, in_order=True, ack_wait=timedelta(milliseconds=3)):
         broker.deliver("a")
         broker.deliver("b")
-        async with asyncio.timeout(10):
-            while broker.renewed[-4:] != ["a", "b", "a", "b"]:
-                await asyncio.sleep(0)
+        await until(lambda: broker.renewed[-4:] == ["a", "b", "a", "b"], pause=0)
         gate.open.update("ab")
         await broker.until("ack a", "ack b")

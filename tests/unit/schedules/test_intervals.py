@@ -10,6 +10,7 @@ import pytest
 from dateutil.rrule import DAILY, MONTHLY, WEEKLY, rrule
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from tests.harness.reference_slots import DAY, Change, find_changes
@@ -23,6 +24,7 @@ from timer_service.schedules.calendar.recurrence import (
     parse_recurrence,
     slots_between,
 )
+from timer_service.schedules.messages import PutSchedule
 
 ZONES = (
     *("UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "America/Nuuk", "Asia/Beirut"),
@@ -161,3 +163,10 @@ def test_an_interval_that_never_fires_is_refused() -> None:
         calendar(1, Unit.DAYS, "2027-01-05T09:00", end_at=parse_instant("2027-01-01T00:00:00Z"))
     with pytest.raises(RecurrenceError, match="no slot is at or after"):
         calendar(1, Unit.DAYS, "2027-01-05T09:00", end_at=parse_instant("2027-01-05T08:00:00Z"))
+
+
+@pytest.mark.parametrize("every", ["P1M", "P1Y"])
+def test_months_are_a_calendar_interval(every: str) -> None:
+    """The error of a distance in months or years names the field `calendar`."""
+    with pytest.raises(ValidationError, match="have no fixed length: write `calendar`, with `months` and an `anchor`"):
+        PutSchedule.model_validate({"tenantId": "acme", "scheduleId": "rent", "every": every})

@@ -1,12 +1,16 @@
+import shutil
+import zoneinfo
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.harness.zone_releases import FOLDER, releases, use_release
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import LAST_SECOND, check_zone, stretch_at
+from timer_service.schedules.calendar.zones import LAST_SECOND, check_zone, load_zone, stretch_at
 from timer_service.zone_data import zone_data
 
 
@@ -20,7 +24,7 @@ def second(text: str) -> int:
         ("Berlin", "write Europe/Berlin instead"),
         ("europe/berlin", "write Europe/Berlin instead"),
         ("Europe/Berlim", "write Europe/Berlin"),
-        ("America/NewYork", "write America/New_York"),
+        ("America/NewYork", "write America/New_York instead"),
         ("utc", "write UTC instead"),
         ("+02:00", "or Etc/GMT-2 for UTC+2 all year (the sign of these names is reversed)"),
         ("GMT+2", "or Etc/GMT-2 for UTC+2"),
@@ -29,15 +33,21 @@ def second(text: str) -> int:
         ("Etc/UTC+2", "or Etc/GMT-2 for UTC+2"),
         ("Etc/GMT+02", "or Etc/GMT+2 for UTC-2"),
         ("Etc/GMT+25", "write the IANA name of a place"),
-        ("UTC+5:30", "write the IANA name of a place, such as Asia/Kolkata"),
+        ("UTC+5:30", "write the IANA name of a place, such as Asia/Kolkata for UTC+5:30"),
         ("GMT2", "write an IANA name such as Europe/Berlin instead"),
-        ("EST", "write America/New_York or America/Panama (UTC-5 all year) instead"),
+        ("UTC-14", "write the IANA name of a place, such as Asia/Kolkata for UTC+5:30"),
+        (
+            "EST",
+            "is an abbreviation, not the rules of a place; write America/New_York or America/Panama (UTC-5 all year)",
+        ),
         ("PST", "write America/Los_Angeles instead"),
         ("cst", "write America/Chicago or Asia/Shanghai instead"),
         ("NZST", "write an IANA name such as Europe/Berlin instead"),
-        ("Eastern Standard Time", "write an IANA name such as Europe/Berlin instead"),
+        ("Eastern Standard Time", "is a name of Windows; write an IANA name such as Europe/Berlin instead"),
         ("", "write an IANA name such as Europe/Berlin instead"),
         ("Europe/", "instead"),
+        ("W. Europe Standard Time", "is a name of Windows; write an IANA name such as Europe/Berlin instead"),
+        ("Factory", "write an IANA name such as Europe/Berlin instead"),
         ("localtime", "write an IANA name such as Europe/Berlin instead"),
         ("posix/Europe/Berlin", "write Europe/Berlin"),
         ("right/Europe/Berlin", "write Europe/Berlin"),
@@ -80,3 +90,23 @@ def test_ends_of_time(zone: str) -> None:
     assert LAST_SECOND == LATEST // 1000
     assert stretch_at(zone, 0).start == 0
     assert stretch_at(zone, LAST_SECOND).end == LAST_SECOND + 1
+
+
+def rules_of(release: str, zone: str) -> str:
+    use_release(release)
+    return load_zone(zone).rules
+
+
+def test_data_that_are_replaced_in_a_running_process(tmp_path: Path) -> None:
+    """A slot is stored with the rules by which it was computed, not with those that lie on the disk by now."""
+    zone, summer = "Africa/Cairo", 1_690_000_000
+    with releases():
+        file = tmp_path / zone
+        file.parent.mkdir()
+        shutil.copy(FOLDER / "2022.7" / zone, file)
+        zoneinfo.reset_tzpath([str(tmp_path)])
+        offset = stretch_at(zone, summer).offset
+        shutil.copy(FOLDER / "2023.3" / zone, file)
+        found = load_zone(zone).rules
+        assert (offset, found) == (7200, rules_of("2022.7", zone))
+        assert found != rules_of("2023.3", zone)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import nats.errors
 from nats.aio.client import RawCredentials
 
 from timer_service.adapters.nats.driver import GuardedClient
-from timer_service.core.ports.health import HEALTHY, Health, OutageLog
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, log_waiting
 from timer_service.core.values.errors import StartError
 from timer_service.nats_client import LOGIN_REFUSED, ReadLogin
 
@@ -129,6 +129,16 @@ class Connection:
 
         Raises `StartError` at once if the login is refused, and after ten seconds without an answer.
         """
+        with log_waiting(f"{self._part} (TIMER_BROKER_URL)", lambda: self.last_error):
+            await self._connect([url.strip() for url in urls.split(",")], login)
+        # Not earlier: with -1 the driver would retry the first connect forever, without an error.
+        options: dict[str, Any] = self.client.options
+        options["max_reconnect_attempts"] = -1
+        self.closed.clear()  # a failed attempt sets it
+        self.last_error = ""
+
+    async def _connect(self, urls: Sequence[str], login: ReadLogin) -> None:
+        """Connect for the first time. Raises `StartError` as `open`."""
         give_up_at = asyncio.get_running_loop().time() + _OPEN_SECONDS
         while True:
             self.client = self._new()  # each attempt needs another one
@@ -136,7 +146,7 @@ class Connection:
                 # A server that accepts connections can answer slowly.
                 async with asyncio.timeout_at(give_up_at):
                     await self.client.connect(
-                        [url.strip() for url in urls.split(",")],
+                        urls,
                         name=self._name,
                         inbox_prefix=_INBOX_PREFIX,
                         max_reconnect_attempts=1,
@@ -150,7 +160,6 @@ class Connection:
                         closed_cb=self._on_closed,
                         login=login,
                     )
-                break
             except (nats.errors.Error, OSError) as error:
                 reason = self.last_error or str(error) or type(error).__name__
                 if LOGIN_REFUSED in reason:
@@ -158,11 +167,8 @@ class Connection:
                 if asyncio.get_running_loop().time() >= give_up_at:
                     raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
-        # Not earlier: with -1 the driver would retry the first connect forever, without an error.
-        options: dict[str, Any] = self.client.options
-        options["max_reconnect_attempts"] = -1
-        self.closed.clear()  # a failed attempt sets it
-        self.last_error = ""
+            else:
+                return
 
     async def flush(self) -> None:
         """Wait until the server has taken what was sent before. Raises an error of the driver if it does not."""

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from timer_service.adapters.postgres.errors import LOGIN_REFUSED, is_outage, translate_errors
+from timer_service.adapters.postgres.errors import LOGIN_REFUSED, is_outage, text_of, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, one_by_one, translate
 from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.ports.database import Parameters, Row, Transaction
-from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.health import HEALTHY, Health, log_waiting
 from timer_service.core.ports.transactions import TransactionEnd
 from timer_service.core.values.errors import (
     DatabaseBlockedError,
@@ -179,7 +179,7 @@ class _Reader:
         except DatabaseBlockedError:
             raise
         except DatabaseUnavailableError as error:
-            self.health = Health.down(str(error))
+            self.health = _health_after(error)
             raise
         self.health = HEALTHY
 
@@ -279,7 +279,7 @@ class PostgresDatabase:
         except (DatabaseBusyError, DatabaseBlockedError):
             raise
         except DatabaseUnavailableError as error:
-            self.health = Health.down(str(error))
+            self.health = _health_after(error)
             raise
         if session.wrote:  # a commit without changes succeeds on a full disk too
             self.health = HEALTHY
@@ -305,6 +305,12 @@ class LoginRefusedError(DatabaseUnavailableError):
     """The server has refused the login, or the driver cannot use the URL. The message says which, and the reason."""
 
 
+def _health_after(error: DatabaseUnavailableError) -> Health:
+    """Return the health after an outage. The texts of a refused login and of a wrong set-up name the database."""
+    explained = isinstance(error, LoginRefusedError | DatabaseSetupError)
+    return Health.down(str(error) if explained else f"the database is unavailable: {error}")
+
+
 async def _skip_reset(_connection: _Connection) -> None:
     """Do nothing. All settings are local to a transaction, and asyncpg's own reset costs a round trip."""
 
@@ -325,20 +331,20 @@ async def _connect(secrets: SecretSource[str], options: Mapping[str, Any]) -> _C
 async def _wait_for_server(pool: asyncpg.Pool) -> None:
     """Wait until the server answers. Raises `StartError` after ten seconds, and at once for any other error."""
     deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
-    while True:
-        try:
-            version = int(await pool.fetchval("SHOW server_version_num")) // 10000
-        except LoginRefusedError as error:
-            raise StartError(f"{error} (TIMER_DATABASE_URL)") from error
-        except Exception as error:
-            if not is_outage(error) or time.monotonic() > deadline:
-                reason = str(error) or type(error).__name__
-                raise StartError(f"cannot connect to the database (TIMER_DATABASE_URL): {reason}") from error
-            await asyncio.sleep(_RECONNECT_SECONDS)
-        else:
-            if version < OLDEST_VERSION:
-                raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): use {OLDEST_VERSION} or later")
-            return
+    reason, version = "", None
+    with log_waiting("the database (TIMER_DATABASE_URL)", lambda: reason):
+        while version is None:
+            try:
+                version = int(await pool.fetchval("SHOW server_version_num")) // 10000
+            except LoginRefusedError as error:
+                raise StartError(f"{error} (TIMER_DATABASE_URL)") from error
+            except Exception as error:
+                reason = text_of(error)
+                if not is_outage(error) or time.monotonic() > deadline:
+                    raise StartError(f"cannot connect to the database (TIMER_DATABASE_URL): {reason}") from error
+                await asyncio.sleep(_RECONNECT_SECONDS)
+    if version < OLDEST_VERSION:
+        raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): use {OLDEST_VERSION} or later")
 
 
 @asynccontextmanager

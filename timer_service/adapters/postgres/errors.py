@@ -59,24 +59,27 @@ def translate_errors() -> Iterator[None]:
         yield
     except _BLOCKED as error:
         where = getattr(error, "context", None)  # such as: while locking tuple (0,1) in relation "timer_schedules"
-        raise DatabaseBlockedError(f"{_text(error)}: {where}" if where else _text(error)) from error
+        raise DatabaseBlockedError(f"{text_of(error)}: {where}" if where else text_of(error)) from error
     except _CONFLICTS as error:
-        raise ConflictError(_text(error)) from error
+        raise ConflictError(text_of(error)) from error
     except asyncpg.UniqueViolationError as error:
-        raise DuplicateError(f"{_text(error)} ({_place(error)})") from error
+        raise DuplicateError(f"{text_of(error)} ({_place(error)})") from error
     except _WRONG_SETUP as error:
-        raise DatabaseSetupError(_text(error)) from error
+        raise DatabaseSetupError(text_of(error)) from error
     except Exception as error:
         if is_outage(error):
-            raise DatabaseUnavailableError(_text(error) or type(error).__name__) from error
+            raise DatabaseUnavailableError(text_of(error)) from error
         if isinstance(error, asyncpg.PostgresError):
             error.add_note(_place(error))
         raise
 
 
-def _text(error: BaseException) -> str:
-    """Return the message of an error without its detail, which can contain the values of a row."""
-    return str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
+def text_of(error: BaseException) -> str:
+    """Return the message of an error, or its type, without its detail, which can contain the values of a row."""
+    if isinstance(error, asyncpg.PostgresError) and error.args:
+        return str(error.args[0])
+    reason = error.strerror if isinstance(error, OSError) else None  # without the number
+    return reason or str(error) or type(error).__name__
 
 
 def _place(error: asyncpg.PostgresError) -> str:

@@ -157,7 +157,7 @@ def _check_stream(
         return [Finding(name, Status.FAIL, "JetStream does not answer", remedy)]
     error = info.get("error")
     if error is None:
-        return check_stream(kind, subjects.pattern(kind), info, shared=shared)
+        return check_stream(kind, subjects.pattern(kind), info, managed=managed, shared=shared)
     if error.get("code") == _NOT_FOUND:
         return [check_missing_stream(name, managed=managed)]
     return [Finding(name, Status.FAIL, error.get("description", "unknown error"), "Enable JetStream.")]

@@ -13,7 +13,7 @@ from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import zone_rules
+from timer_service.schedules.calendar.zones import load_zone
 
 _SAFE_VERSION = (3, 51, 3)
 ZONES = (
@@ -53,7 +53,7 @@ def check_zones(rows: Iterable[Sequence[object]]) -> Iterator[Finding]:
 def _rules(zone: str) -> str | None:
     """Return the rules of a zone on this machine; None if it does not know the zone."""
     try:
-        return zone_rules(zone)
+        return load_zone(zone).rules
     except RecurrenceError:
         return None
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from timer_service.adapters.nats.streams import has_tenant_streams, settings_that_lose
+from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.core.values.address import Kind
 
@@ -18,12 +19,18 @@ _SEPARATE = "Give each tenant a stream of its own"
 _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the owner of the stream to change it."
 
 
-def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: bool) -> Iterator[Finding]:
-    """Check a stream, as JetStream describes it. `shared`: the server asks for logins, so tenants may share it."""
+def check_stream(
+    kind: Kind, subject: str, info: Mapping[str, Any], *, managed: bool, shared: bool
+) -> Iterator[Finding]:
+    """Check a stream, as JetStream describes it. `shared`: the server asks for logins, so tenants may share it.
+
+    `managed`: a service changes the settings that it needs when it starts. Otherwise it does not start.
+    """
     config = info["config"]
+    refused = Status.WARN if managed else Status.FAIL
     problems = [
-        *_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))),
-        *_losses(config, info["state"]),
+        *_problems(kind, subject, config, refused, clustered=bool(info.get("cluster", {}).get("name"))),
+        *_losses(config, info["state"], refused),
         *_sources(config, info.get("sources") or ()),
         *(_shared(kind, config) if shared else ()),
     ]
@@ -44,15 +51,19 @@ def check_missing_stream(name: str, *, managed: bool) -> Finding:
 
 
 def _problems(
-    kind: Kind, subject: str, config: Mapping[str, Any], *, clustered: bool
+    kind: Kind, subject: str, config: Mapping[str, Any], refused: Status, *, clustered: bool
 ) -> Iterator[tuple[Status, str, str]]:
-    """Yield the settings of a stream with which it does not work, or not as well as it could."""
-    if subject not in config.get("subjects", ()) and not has_tenant_streams(config):
+    """Yield the settings of a stream with which it does not work, or not as well as it could.
+
+    `refused`: the status of settings with which a service does not start.
+    """
+    if not any(covers(each, subject) for each in config.get("subjects", ())) and not has_tenant_streams(config):
         yield Status.FAIL, f"does not take {subject}", _UPDATE
     if config["discard"] != "new":
-        yield Status.WARN, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
+        yield refused, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
     if kind is Kind.EVENT and not config.get("allow_atomic"):
-        yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", _UPDATE
+        remedy = _UPDATE if config.get("persist_mode") != "async" else "Create the stream again without persist_mode."
+        yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", remedy
     if timedelta() < (age := _duration(config["max_age"])) < _SHORT_AGE:
         remedy = "Messages that were not read by then are lost: make max_age longer than any outage may last."
         yield Status.WARN, f"deletes messages after {age} (max_age)", remedy
@@ -69,14 +80,14 @@ def _problems(
         yield Status.WARN, text, "Set replicas to 3."
 
 
-def _losses(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+def _losses(config: Mapping[str, Any], state: Mapping[str, Any], refused: Status) -> Iterator[tuple[Status, str, str]]:
     """Yield the settings with which a stream loses messages, or soon refuses them."""
     if config.get("storage") == "memory":
         remedy = "Create the stream again with file storage when all its messages were read."
         yield Status.WARN, "loses its messages when the server ends (storage: memory)", remedy
     for field, needed in settings_that_lose(config).items():
         text = f"loses or refuses messages with {field} = {json.dumps(config[field])}: it needs {json.dumps(needed)}"
-        yield Status.WARN, text, _UPDATE
+        yield refused, text, _UPDATE
     limit: int = config["max_bytes"]
     if 0 < limit * _NEARLY_FULL < state["bytes"]:
         text = f"is nearly full: it has {state['bytes']} of max_bytes = {limit}, and refuses messages when it is full"

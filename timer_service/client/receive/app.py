@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timer_service.client.checks import check_type, check_whole
+from timer_service.client.checks import check_count, check_type, check_whole
 from timer_service.client.connection import connector
 from timer_service.client.errors import AlreadyHandled, PermanentError
 from timer_service.client.events import (
@@ -83,8 +83,7 @@ class TimerApp:
         """
         if not 1 <= check_whole("concurrency", concurrency) <= _MOST_CONCURRENCY:
             raise ValueError(f"concurrency must lie between 1 and {_MOST_CONCURRENCY}")
-        if not check_whole("attempts", attempts) >= 1:
-            raise ValueError("attempts must be at least 1")
+        check_count("attempts", attempts)
         check_type("in_order", in_order, bool, "a bool")
         if not timedelta(0) <= check_type("shutdown_timeout", shutdown_timeout, timedelta, "a timedelta"):
             raise ValueError("shutdown_timeout must not be negative")

@@ -3,8 +3,9 @@
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from timer_service.client.errors import AlreadyHandled, PermanentError, RetryLater, errors_in, leaves_of
 from timer_service.client.events import Event
@@ -51,11 +52,8 @@ class _Call(NamedTuple):
     """After how many seconds it is logged next."""
 
 
-class Park(Protocol):
-    """Stores an event that is given up."""
-
-    async def __call__(self, delivery: Delivery, reason: str, attempts: int) -> bool:
-        """Return whether the event is stored."""
+Park = Callable[[Delivery, str, int], Awaitable[bool]]
+"""Stores an event that is given up, with the reason and the number of attempts. Returns whether it is stored."""
 
 
 class Attempts:
@@ -95,7 +93,7 @@ class Attempts:
         """Try an event. `attempt` is the number of this attempt."""
         event = delivery.event
         if delivery.problem is not None:
-            return await self._give_up(delivery, delivery.problem, attempt)
+            return await self.give_up(delivery, delivery.problem, attempt)
         handler = self._handlers.find(event)
         if handler is None:
             if self._takes_all or self._handlers.expect(event):
@@ -113,7 +111,7 @@ class Attempts:
         try:
             converted = handler.convert(event)
         except ValueError as error:
-            return await self._give_up(delivery, describe(error), attempt)
+            return await self.give_up(delivery, describe(error), attempt)
         return await self._call(handler, converted, delivery, attempt)
 
     async def _call(self, handler: Handler, event: Event, delivery: Delivery, attempt: int) -> Result:
@@ -140,7 +138,7 @@ class Attempts:
             return Done()
         if errors_in(error, PermanentError):
             log.error("%s failed for good", name, exc_info=error)
-            return await self._give_up(delivery, describe(error), attempt)
+            return await self.give_up(delivery, describe(error), attempt)
         later = [getattr(each, "delay", None) for each in errors_in(error, RetryLater)]
         delays = [each for each in later if isinstance(each, timedelta)]  # a class of the user can lack the delay
         if delays:
@@ -159,10 +157,6 @@ class Attempts:
                 log.warning("the handler of %s has run for %.0f s; its event is renewed", _name(call.event), seconds)
                 self._calls[event_id] = call._replace(logged_after=2 * seconds)
 
-    async def park(self, delivery: Delivery, reason: str) -> Result:
-        """Park an event without a try."""
-        return await self._give_up(delivery, reason, delivery.attempt)
-
     async def _mark(self, event: Event) -> None:
         """Mark an event whose handler has returned, unless the handler has marked it itself."""
         self._failed.pop(event.id, None)
@@ -179,10 +173,10 @@ class Attempts:
         """Return when to try again, or park the event after its last attempt."""
         self._remember(delivery.event)
         if attempt >= self._attempts:
-            return await self._give_up(delivery, reason, attempt)
+            return await self.give_up(delivery, reason, attempt)
         return Failed(retry_delay(attempt, self._random))
 
-    async def _give_up(self, delivery: Delivery, reason: str, attempt: int) -> Result:
+    async def give_up(self, delivery: Delivery, reason: str, attempt: int) -> Result:
         """Park an event. If it cannot be parked now, try again after the longest delay."""
         if await self._park(delivery, reason[:MOST_REASON] or "no reason", attempt):
             log.warning("%s is parked after %d attempts: %s", _name(delivery.event), attempt, reason)

@@ -15,7 +15,7 @@ import nats.js.errors
 
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
-from timer_service.client.receive.filters import Consumer, covers, subject_parts
+from timer_service.client.receive.filters import Consumer, subject_parts, uncovered
 from timer_service.core.values.address import Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
 
@@ -105,7 +105,7 @@ class DurableConsumer:
         wanted = {*self.subjects}
         if self._floor is not None or info.get("num_waiting") or info.get("num_ack_pending"):
             both = {tuple(each.split(".")) for each in found | wanted}
-            wanted = {".".join(each) for each in both if not any(covers(other, each) for other in both - {each})}
+            wanted = set(map(".".join, uncovered(both)))
         wait = nanoseconds(self._consumer.ack_wait)
         if wanted == found and config["ack_wait"] == wait:
             return {}

@@ -1,6 +1,7 @@
 """Which events a consumer gets."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -71,8 +72,7 @@ def subject_parts(consumer: Consumer) -> list[str]:
     What is sent again to this consumer is always wanted.
     """
     wanted = {(RESUBMITTED, consumer.name), *(part for each in consumer.filters for part in _parts(each))}
-    kept = [part for part in wanted if not any(covers(other, part) for other in wanted - {part})]
-    return sorted(map(".".join, kept))
+    return sorted(map(".".join, uncovered(wanted)))
 
 
 def _parts(wanted: Filter) -> list[tuple[str, ...]]:
@@ -84,6 +84,11 @@ def _parts(wanted: Filter) -> list[tuple[str, ...]]:
     return [(message,), (message, "*")] if wanted.kind in WITH_TOPIC else [(message,)]
 
 
-def covers(pattern: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def uncovered(patterns: AbstractSet[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Return the patterns without those that another one covers. Together they match the same subjects."""
+    return {each for each in patterns if not any(_covers(other, each) for other in patterns - {each})}
+
+
+def _covers(pattern: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Return whether a pattern matches whatever another one matches."""
     return len(pattern) == len(other) and all(mine in {"*", yours} for mine, yours in zip(pattern, other, strict=True))

@@ -100,7 +100,9 @@ def _inspect(function: Callable[[Any], Any], kind: type[Event]) -> tuple[Any, bo
     inner: Any = function
     while isinstance(inner, partial):
         inner = inner.func
-    target = inner if inspect.isroutine(inner) else getattr(type(inner), "__call__", inner)  # noqa: B004
+    target = inner
+    if not inspect.isroutine(inner):  # an object with __call__
+        target = getattr(type(inner), "__call__", inner)  # noqa: B004
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(f"a handler must not yield: {function!r}")
     try:

@@ -154,7 +154,7 @@ class Runner:
         finally:
             del self._lanes[key]
             self._drop(delivery)
-            for each in lane:
+            for each in lane:  # all of them first: another cancellation can end the waits
                 self._drop(each)
             for each in lane:
                 await each.retry()
@@ -187,7 +187,7 @@ class Runner:
     async def _try(self, delivery: Delivery, attempt: int) -> Result:
         if self._judge(delivery) is Arrival.PARK:
             reason = f"it was delivered {delivery.attempt} times; each time the process ended, lost it or gave it back"
-            return await self._attempts.park(delivery, reason)
+            return await self._attempts.give_up(delivery, reason, delivery.attempt)
         return await self._attempts.run(delivery, attempt)
 
     @asynccontextmanager

@@ -112,7 +112,7 @@ class Subscription:
     async def open(self) -> None:
         """Find or create the consumer, and begin to receive. Raises `NoAnswerError` that says what to do."""
         await self._begin()
-        self._connection.on_lost.append(self._lose)
+        self._connection.on_lost.append(self._broken.set)
         self._tasks = [asyncio.create_task(each) for each in (self._repair(), self._look(), self._renew())]
 
     async def stop(self) -> None:
@@ -128,8 +128,8 @@ class Subscription:
         await self.stop()
         with suppress(NoAnswerError, nats.errors.Error):
             await self._connection.run(self._connection.client.flush())
-        if self._lose in self._connection.on_lost:
-            self._connection.on_lost.remove(self._lose)
+        if self._broken.set in self._connection.on_lost:
+            self._connection.on_lost.remove(self._broken.set)
         self._broken.set()
 
     async def next(self) -> Delivery:
@@ -137,9 +137,8 @@ class Subscription:
         while not self._is_closed:
             if self._room() * 2 >= self._ahead:
                 await self._pull()
-            if (
-                delivery := self.next_waiting()
-            ) is not None:  # nothing is awaited after it: it would be lost at a cancel
+            delivery = self.next_waiting()
+            if delivery is not None:  # nothing is awaited after it was taken: it would be lost at a cancellation
                 return delivery
             self._arrived.clear()
             await self._arrived.wait()
@@ -164,9 +163,6 @@ class Subscription:
         if receipt.session == self._session and client.is_connected and not self._broken.is_set():
             with suppress(nats.errors.Error):  # the message is delivered again
                 await client.publish(receipt.reply, answer)
-
-    def _lose(self) -> None:
-        self._broken.set()
 
     async def _begin(self) -> None:
         """Find or create the consumer, subscribe to a new inbox, and pull."""
@@ -260,6 +256,7 @@ class Subscription:
         await self._request({"batch": self._room(), **limits})
 
     async def _request(self, pull: Mapping[str, Any]) -> None:
+        """Send a pull, and expect as many messages as it asks for."""
         if not self._expected:
             self._heard_at = time.monotonic()
         self._expected += pull["batch"]

@@ -50,10 +50,14 @@ class Rejected:
     envelope: Envelope | None
 
     @property
+    def own_id(self) -> str | None:
+        """The id that the sender gave the command or its message, if there is one that could be read."""
+        return (self.envelope.id if self.envelope is not None else None) or self.raw.sent_id
+
+    @property
     def command_id(self) -> str:
         """The command's own id if it has one that could be read, else the broker's id."""
-        own = self.envelope.id if self.envelope is not None else None
-        return own or printable(self.raw.message_id)
+        return self.own_id or printable(self.raw.message_id)
 
     def letter(self, max_bytes: int) -> Message:
         """Return the dead letter, which is at most `max_bytes` large. It always has the same id."""

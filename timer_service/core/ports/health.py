@@ -1,14 +1,17 @@
 """The health of the parts of an instance, and the log of their outages."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 5
 """An outage of the database ends when no call has failed for this long. A failed loop or command is retried sooner."""
+_WAITING_SECONDS = 1
 PUBLISHING_SECONDS = 60
 """How long a failure to publish counts. While there is work, relays try more often."""
 
@@ -35,6 +38,18 @@ def worst(*parts: Health) -> Health:
     unusable = (part for part in parts if not part.usable)
     impaired = (part for part in parts if part.reason is not None)
     return next(unusable, None) or next(impaired, HEALTHY)
+
+
+@contextmanager
+def log_waiting(part: str, reason: Callable[[], str]) -> Iterator[None]:
+    """Log a warning with the reason so far if the block, which waits for a part at the start, takes a second."""
+    waiting = asyncio.get_running_loop().call_later(
+        _WAITING_SECONDS, lambda: log.warning("waiting for %s", part, extra={"reason": reason() or "no answer"})
+    )
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 class RecentFailure:

@@ -33,7 +33,7 @@ def parse_duration(value: object) -> int:
     if match is None:
         raise ValueError(
             "must be an ISO 8601 duration of weeks, days, hours, minutes and seconds, such as PT1H30M or P1D, "
-            "or a whole number of milliseconds; months and years have no fixed length, so write days instead"
+            "or a whole number of milliseconds; months and years have no fixed length"
         )
     whole = sum(int(match[name] or 0) * length for name, length in _UNITS.items())
     return whole + int((match["fraction"] or "").ljust(3, "0"))

@@ -13,14 +13,17 @@ _SCHEMA_PATTERN = (
 )
 
 
-def parse_between(least: int, most: int) -> BeforeValidator:
-    """Return the validator of a field that is a duration from `least` to `most` milliseconds."""
+def parse_between(least: int, most: int, for_months: str = "") -> BeforeValidator:
+    """Return the validator of a field that is a duration from `least` to `most` milliseconds.
+
+    `for_months` ends the error of another text: what to write for months and years, which have no fixed length.
+    """
 
     def parse(value: object) -> int:
         try:
             found = parse_duration(value)
         except ValueError as error:
-            raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from error
+            raise PydanticCustomError("duration", "{reason}", {"reason": f"{error}{for_months}"}) from error
         if not least <= found <= most:
             bounds = {"least": format_duration(least), "most": format_duration(most)}
             raise PydanticCustomError("duration", "must be from {least} to {most}", bounds)

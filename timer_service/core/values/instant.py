@@ -16,6 +16,11 @@ _ISO = re.compile(
     re.ASCII,
 )
 _USUAL = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{3})?Z", re.ASCII)
+_WRITE = "must be an ISO 8601 instant with an offset, such as 2026-11-21T09:00:00Z (UTC) or 2026-11-21T10:00:00+01:00"
+_AMBIGUOUS = (  # texts that other programs read as instants, and what is unknown
+    (r"[+-]?\d+(\.\d*)?", "; a number may count seconds or milliseconds"),
+    (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?", "; without an offset, it may be in any time zone"),
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant with a four-digit year
 
@@ -30,7 +35,7 @@ def parse_instant(text: object) -> int:
         return at
     match = _ISO.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise PydanticCustomError("instant", "must be an ISO 8601 instant with an offset, such as 2026-11-21T09:00:00Z")
+        raise PydanticCustomError("instant", "{reason}", {"reason": _WRITE + _what_is_unknown(text)})
     if match["year"] == "0000":  # a year of ISO 8601 that datetime does not support
         raise out_of_range()
     try:
@@ -41,6 +46,13 @@ def parse_instant(text: object) -> int:
     if not 0 <= at <= LATEST:
         raise out_of_range()
     return at
+
+
+def _what_is_unknown(value: object) -> str:
+    """Return why a value could be several instants, as the end of a sentence; an empty text if it is none."""
+    text = "0" if type(value) in {int, float} else value
+    found = (why for form, why in _AMBIGUOUS if isinstance(text, str) and re.fullmatch(form, text, re.IGNORECASE))
+    return next(found, "")
 
 
 def _parse_usual(text: object) -> int | None:

@@ -37,8 +37,15 @@ class Payload(BaseModel):
     model_config = ConfigDict(**STRICT_CAMEL_CASE, frozen=True)
 
     type: ClassVar[str]
+    """The name of the type in messages. By default, it is the name of the class."""
     has_topic: ClassVar[bool] = False
     """Whether an event of this type can have a topic."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Set the type, unless the class sets it, or has a field of this name."""
+        if "type" not in vars(cls) and "type" not in cls.model_fields:
+            cls.type = cls.__name__
 
 
 class TenantPayload(Payload):

@@ -78,6 +78,29 @@ async def read_page(
             return write_object(more, {name: write_list(views)})
 
 
+def read_in_turn(
+    lists: Sequence[tuple[_Cursor, Callable[[_Cursor, int], Awaitable[Sequence[_T]]]]],
+) -> Callable[[Sequence[Any], int], Awaitable[Sequence[_T]]]:
+    """Return a `read` for `read_page` that reads lists one after the other: what is open, then what has ended.
+
+    Each list has the place before its first item, and its own `read`. A cursor is the number of a list, followed by a
+    place in it. An item that changes to the other list meanwhile can be read twice, or not at all.
+    """
+
+    async def read(after: Sequence[Any], limit: int) -> Sequence[_T]:
+        number, *place = after
+        if number not in range(len(lists)):
+            raise refused_cursor()
+        found: list[_T] = []
+        for start, read_list in ((place, lists[number][1]), *lists[number + 1 :]):
+            found += await read_list(start, limit - len(found))
+            if len(found) == limit:
+                break
+        return found
+
+    return read
+
+
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
     """Return the parts of a cursor. Raises `Rejection` if it is not a cursor with parts of these types."""
     try:

@@ -79,5 +79,10 @@ class RawCommand:
     @property
     def message_id(self) -> str:
         """The command's id if its envelope has none: that of the broker, or the position if that is no identifier."""
+        return self.sent_id or f"{self.position.epoch}-{self.position.sequence}"
+
+    @property
+    def sent_id(self) -> str | None:
+        """The id that the sender gave the broker, if it is an identifier."""
         found = self.headers.get(MESSAGE_ID) or ""
-        return found if _IDENTIFIER.fullmatch(found) else f"{self.position.epoch}-{self.position.sequence}"
+        return found if _IDENTIFIER.fullmatch(found) else None

@@ -25,7 +25,7 @@ from timer_service.schedules.store import key_of as schedule_key_of
 TABLE = "schedule_backfills"
 _KEY = BackfillKey._fields
 _PLAIN = (
-    *("schedule_id", "jitter_ms", "from_at", "to_at", "slot_limit", "after_at", "available_at"),
+    *("schedule_id", "jitter_ms", "from_at", "to_at", "slot_limit", "after_at", "after_wall_at", "available_at"),
     *("fired_count", "skipped_count", "last_error", "topic", "data_size"),
 )
 _WITHOUT_DATA = (
@@ -78,8 +78,8 @@ async def load_data(reader: Reader, keys: Collection[BackfillKey]) -> dict[Backf
 async def save(tx: Transaction, backfills: Collection[Backfill]) -> None:
     """Write how far some backfills are. They are locked."""
     in_order = sorted(backfills, key=lambda each: each.key)
-    counts = ("after_at", "fired_count", "skipped_count")
-    many = [{**each.key._asdict(), **{name: getattr(each, name) for name in counts}} for each in in_order]
+    progress = ("after_at", "after_wall_at", "fired_count", "skipped_count")
+    many = [{**each.key._asdict(), **{name: getattr(each, name) for name in progress}} for each in in_order]
     await tx.executemany(_SQL["save"], many)
 
 

@@ -17,7 +17,7 @@ WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_s
 -- name: save
 -- Writes how far a locked backfill is.
 UPDATE schedule_backfills
-SET after_at = :after_at, fired_count = :fired_count, skipped_count = :skipped_count, last_error = NULL
+SET after_at = :after_at, after_wall_at = :after_wall_at, fired_count = :fired_count, skipped_count = :skipped_count, last_error = NULL
 WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_sequence = :position_sequence
 
 -- name: delete

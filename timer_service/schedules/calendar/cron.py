@@ -59,10 +59,11 @@ class _Search(CronSim):
         self._forms = [term for term in terms if _DAY_FORM.fullmatch(term)]
         others = [term for term in terms if term not in self._forms]
         begins_with_star = any(field.startswith("*") for field in fields[3::2])
-        super().__init__(" ".join([*fields[:3], ",".join(others) or "1", *fields[4:]]), begin, reverse)
+        day = "1" if self._forms else fields[3]  # cronsim refuses days that its months do not have
+        super().__init__(" ".join([*fields[:3], day, *fields[4:]]), begin, reverse)
         self.day_and = begins_with_star
-        if not others:
-            self.days = set()
+        if self._forms:
+            self.days = CronSim(f"* * {','.join(others)} * *", begin).days if others else set()
 
     def match_dom(self, d: date) -> bool:
         """Return whether the day of the month matches."""

@@ -14,7 +14,7 @@ from timer_service.schedules.calendar import interval
 from timer_service.schedules.calendar.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
 from timer_service.schedules.calendar.interval import CalendarInterval
-from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, stretch_at, zone_rules
+from timer_service.schedules.calendar.zones import LAST_SECOND, Stretch, check_zone, load_zone, stretch_at
 
 _HORIZON = 50 * 366 * DAY // SECOND
 """How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
@@ -22,6 +22,7 @@ _LARGEST_CHANGE = DAY // SECOND
 """No clock changes by more, in seconds."""
 _LARGEST_OFFSET = 2 * DAY // SECOND
 """No zone has a larger offset, in seconds."""
+_MOST_JUMPED = 50
 
 
 class Recurrence(NamedTuple):
@@ -113,7 +114,7 @@ def zone_rules_of(recurrence: Recurrence) -> str | None:
 
     Raises `RecurrenceError` if this instance does not know the zone.
     """
-    return zone_rules(recurrence.zone) if recurrence.every_ms is None else None
+    return load_zone(recurrence.zone).rules if recurrence.every_ms is None else None
 
 
 def wall_of(recurrence: Recurrence, slot: int) -> int | None:
@@ -126,9 +127,26 @@ def wall_of(recurrence: Recurrence, slot: int) -> int | None:
     return slot + stretch_at(recurrence.zone, slot // SECOND).offset * SECOND
 
 
-def after_wall(recurrence: Recurrence, after: int, wall: int) -> int:
-    """Return the last instant, not before `after`, at which the clocks do not show a later time than `wall`."""
-    return max(after, wall - stretch_at(recurrence.zone, after // SECOND).offset * SECOND)
+def after_wall(recurrence: Recurrence, after: int, wall: int, *, is_slot: bool) -> int:
+    """Return the instant up to which fixed times are handled: to `after`, and to what the clocks showed then, `wall`.
+
+    If new rules of the zone show a later time at `after`, the times that they have jumped over are left, at most 50.
+    Nothing is left before one that was a slot by the old rules too. `is_slot`: whether the slot at `after` has fired.
+    """
+    same_wall = wall - stretch_at(recurrence.zone, after // SECOND).offset * SECOND
+    if same_wall >= after or not is_slot:
+        return max(same_wall, after)
+    jumped = newest_slots(recurrence, same_wall, after, _MOST_JUMPED)
+    handled = (slot for slot in jumped if slot == after or _was_handled(recurrence, slot, wall, wall - after))
+    return max(handled, default=jumped[0] - 1 if jumped else after)
+
+
+def _was_handled(recurrence: Recurrence, slot: int, wall: int, offset_before: int) -> bool:
+    """Return whether a slot was one with the offset before, in ms, or all times that became it are up to `wall`."""
+    wall_before = (slot + offset_before) // SECOND
+    shown = slot // SECOND + stretch_at(recurrence.zone, slot // SECOND).offset
+    last = _last_match(recurrence, shown)
+    return _last_match(recurrence, wall_before) == wall_before or last is None or last * SECOND <= wall
 
 
 def slots_between(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
@@ -160,7 +178,7 @@ def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, sc
 
     It depends on nothing but the arguments, so it is the same after a restart.
     """
-    following = next_slot(recurrence, slot)
+    following = next_slot(recurrence._replace(end_at=None), slot)  # so an end that is put meanwhile moves no slot
     distance = (LATEST + 1 if following is None else following) - slot
     span = min(jitter_ms, distance)
     if span <= 1:

@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+from zoneinfo import ZoneInfo, available_timezones
 
 from timer_service.core.values.instant import LATEST
 from timer_service.schedules.calendar.errors import RecurrenceError
@@ -73,33 +74,39 @@ def stretch_at(zone: str, second: int) -> Stretch:
     Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
     """
     year = datetime.fromtimestamp(second, UTC).year
-    return next(each for each in _stretches_of_year(zone, year) if second < each.end)
+    return next(each for each in stretches_of_year(zone, year) if second < each.end)
+
+
+class Zone(NamedTuple):
+    """The data of a zone, as this process uses them: the file may be replaced while it runs."""
+
+    info: ZoneInfo
+    rules: str
+    """A hash of the data. Equal hashes mean equal slots."""
 
 
 @cache
-def zone_rules(zone: str) -> str:
-    """Return a hash of the data of a zone, as this process uses them. Equal hashes mean equal slots.
+def load_zone(zone: str) -> Zone:
+    """Return the data of a zone, which are read once.
 
     Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
     """
-    _load(zone)  # it also checks the name
+    if zone not in _names():
+        raise _unknown(zone)
     paths = (Path(folder, zone) for folder in zoneinfo.TZPATH)
     found = next((path for path in paths if path.is_file()), None)
-    data = files("tzdata").joinpath("zoneinfo", zone) if found is None else found
-    return hashlib.blake2b(data.read_bytes(), digest_size=8).hexdigest()
-
-
-def _load(zone: str) -> ZoneInfo:
     try:
-        return ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        data = (files("tzdata").joinpath("zoneinfo", zone) if found is None else found).read_bytes()
+        info = ZoneInfo.from_file(BytesIO(data), zone)
+    except (ValueError, OSError) as error:
         raise _unknown(zone) from error
+    return Zone(info, hashlib.blake2b(data, digest_size=8).hexdigest())
 
 
 @lru_cache(maxsize=2048)  # computing one takes 0.3 ms
-def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
+def stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
     """Return the stretches of a zone in a year (UTC)."""
-    info = _load(zone)
+    info = load_zone(zone).info
     return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
 
 
@@ -147,8 +154,8 @@ def _start_of(year: int) -> int:
 
 @cache
 def _names() -> frozenset[str]:
-    """Return the IANA names in the zone data. `localtime` is the machine's own zone, so it is no name."""
-    return frozenset(available_timezones() - {"localtime"})
+    """Return the IANA names in the zone data, without those of a machine whose zone is its own or not set."""
+    return frozenset(available_timezones() - {"localtime", "Factory"})
 
 
 def _unknown(name: str) -> RecurrenceError:
@@ -156,8 +163,12 @@ def _unknown(name: str) -> RecurrenceError:
     remedy = f"write {' or '.join(near)} instead" if near else "write an IANA name such as Europe/Berlin instead"
     if found := _OFFSET.fullmatch(name.upper()):
         return RecurrenceError("UNKNOWN_ZONE", "zone", f"{name[:_QUOTED]!r} is an offset; {_advise_offset(found)}")
-    text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows ({zone_data()}); {remedy}"
-    return RecurrenceError("UNKNOWN_ZONE", "zone", text)
+    what = f"is not a time zone that this instance knows ({zone_data()})"
+    if name.upper() in _ABBREVIATIONS:
+        what = "is an abbreviation, not the rules of a place"
+    elif name.lower().endswith(" time"):
+        what = "is a name of Windows"
+    return RecurrenceError("UNKNOWN_ZONE", "zone", f"{name[:_QUOTED]!r} {what}; {remedy}")
 
 
 @lru_cache(maxsize=256)  # computing them takes 3 ms
@@ -172,9 +183,12 @@ def _nearest(name: str) -> tuple[str, ...]:
     if lower in known:
         return (known[lower],)
     # Another abbreviation or offset means another time, however near its name is.
-    is_place = "/" in name or (len(name) > _LONGEST_ABBREVIATION and not lower.endswith("standard time"))
+    is_place = "/" in name or (len(name) > _LONGEST_ABBREVIATION and not lower.endswith(" time"))
+    cutoff = 0.8 if "/" in name else 0.6  # a city without its region is less near
     has_number = any(each.isdigit() for each in name)
-    return tuple(known[each] for each in get_close_matches(lower, known, 3)) if is_place and not has_number else ()
+    return (
+        tuple(known[each] for each in get_close_matches(lower, known, 3, cutoff)) if is_place and not has_number else ()
+    )
 
 
 def _advise_offset(found: re.Match[str]) -> str:
@@ -184,5 +198,5 @@ def _advise_offset(found: re.Match[str]) -> str:
         east = -east
     name = "UTC" if east == 0 else f"Etc/GMT{-east:+}"
     if int(found["minutes"] or 0) or name not in _names():
-        return "write the IANA name of a place, such as Asia/Kolkata"
+        return "write the IANA name of a place, such as Asia/Kolkata for UTC+5:30"
     return f"write the IANA name of a place, or {name} for UTC{east:+} all year (the sign of these names is reversed)"

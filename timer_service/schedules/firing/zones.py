@@ -15,7 +15,7 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.instant import format_optional
 from timer_service.schedules import store
 from timer_service.schedules.calendar.errors import RecurrenceError
-from timer_service.schedules.calendar.zones import zone_rules
+from timer_service.schedules.calendar.zones import load_zone
 from timer_service.schedules.events import ended_event
 from timer_service.schedules.messages import Status
 from timer_service.schedules.schedule import Key, Schedule, aim, has_old_rules
@@ -66,7 +66,7 @@ class ZoneScan:
 
 def _differs(zone: str, rules: str) -> bool:
     try:
-        return zone_rules(zone) != rules
+        return load_zone(zone).rules != rules
     except RecurrenceError:  # another instance may know the zone
         return False
 

@@ -79,7 +79,7 @@ KINDS = (
         reason="last_error",
         order="due_at, service_call_id",
         list=lambda tenant: link("timers", tenant=tenant, state=State.FAILED.value),
-        retry=lambda tenant, call: command("timers", "retry", tenant, call),
+        retry=lambda tenant, _: f"{command('timers', 'retry', tenant)} --failed",
     ),
     Kind(
         "events",

@@ -11,7 +11,6 @@ from timer_service.timers import store
 from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Key, Timer
-from timer_service.timers.store import Cursor
 from timer_service.ui.links import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
@@ -111,9 +110,9 @@ async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:
     return _Found(shown, cursor, len(page["timers"]))
 
 
-def _cursor_after(timer: Mapping[str, Any]) -> Cursor:
-    """Return the cursor of the list after a timer."""
-    return Cursor(parse_instant(timer["dueAt"]), timer["serviceCallId"])
+def _cursor_after(timer: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return the cursor of the list after a timer, as `cursor_of` for a view."""
+    return int(timer["state"] != State.SCHEDULED), parse_instant(timer["dueAt"]), timer["serviceCallId"]
 
 
 def _fits(timer: Mapping[str, Any], filters: _Filters) -> bool:
