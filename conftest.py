@@ -15,6 +15,7 @@ from tests.harness.brokers import HARNESSES, BrokerHarness
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.postgres import SETTINGS, PostgresServer, find_programs
@@ -22,7 +23,6 @@ from tests.harness.postgres import postgres_server as new_postgres_server
 from tests.harness.stores import STORES, open_postgres, open_sqlite
 from tests.harness.timeouts import Timeouts
 from tests.harness.user_databases import UserDatabase, postgres_database, sqlite_database
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database

@@ -149,10 +149,10 @@ class Config(BaseSettings):
         """
         value: SecretStr | None = getattr(self, field)
         file: Path | None = getattr(self, f"{field}_file")
+        if value is not None:
+            return value.get_secret_value()
         try:
-            if value is not None or file is None:
-                return None if value is None else value.get_secret_value()
-            return read(file)
+            return None if file is None else read(file)
         except PydanticCustomError as error:
             raise StartError(f"{_variable(f'{field}_file')}: {error.message()}") from error
 
@@ -205,17 +205,13 @@ def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """
     known = [_variable(field) for field in Config.model_fields]
     names = {name.upper() for name in (*environ, *DotEnvSettingsSource(Config).env_vars)}
-    return [
-        _describe_unknown(name, known)
-        for name in sorted(names - set(known))
-        if name.startswith(_PREFIX) and not name.startswith(_NOT_SETTINGS)
-    ]
-
-
-def _describe_unknown(name: str, known: list[str]) -> str:
-    """Return the warning for a name that is not in `known`, with the nearest one if there is one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
+    warnings = []
+    for name in sorted(names - set(known)):
+        if name.startswith(_PREFIX) and not name.startswith(_NOT_SETTINGS):
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]}?" if near else ".env.example lists all settings"
+            warnings.append(f"unknown setting {name}; {advice}")
+    return warnings
 
 
 def _describe_error(detail: ErrorDetails) -> str:
@@ -238,11 +234,12 @@ def _describe_error(detail: ErrorDetails) -> str:
 
 
 def _describe_number(field: FieldInfo) -> str:
-    """Return which numbers a setting accepts, and its default as an example."""
+    """Return which numbers a setting accepts: `must be a whole number, at least 1 and at most 1000, such as 500`."""
     bounds = []
     for name, words, strictest in (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min)):
         # The type of a setting can have a bound, and the setting another one.
-        if values := [getattr(each, name) for each in field.metadata if hasattr(each, name)]:
+        values = [getattr(each, name) for each in field.metadata if hasattr(each, name)]
+        if values:
             bounds.append(f"{words} {_plain_number(strictest(values))}")
     return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_plain_number(field.default)}"
 

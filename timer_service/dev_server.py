@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -67,19 +66,12 @@ def read_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
 def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     """Return the `dev` that runs with its files in `folder`, or None."""
     server = read_dev_server(folder)
-    if server is None or server.pid <= 0:
-        return None
-    try:
-        with suppress(PermissionError):  # the process of another user exists, too
-            os.kill(server.pid, 0)
-    except (OSError, OverflowError):
-        return None
-    return server if _ask_name(server.broker_url) == server.server_name else None
+    return server if server is not None and ask_name(server.broker_url) == server.server_name else None
 
 
 def is_dev_server(broker_url: str) -> bool:
     """Return whether the nats-server at this address is that of a `dev`, of whichever folder."""
-    return str(_ask_name(broker_url)).startswith(_NAME)
+    return str(ask_name(broker_url)).startswith(_NAME)
 
 
 def announce_dev_server(folder: Path, *, broker_url: str, db_path: Path, http_host: str, http_port: int) -> None:
@@ -109,24 +101,18 @@ def broker_name(data_dir: Path) -> str:
     return f"{_NAME}{folder.st_dev:x}-{folder.st_ino:x}"
 
 
-def read_name(greeting: bytes) -> str | None:
-    """Return the name of a nats-server from its first line; None if it has no name. Raises ValueError."""
-    if not greeting.startswith(_GREETING):
-        raise ValueError("not the greeting of a nats-server")
-    info = json.loads(greeting.removeprefix(_GREETING))
-    return info.get("server_name") if isinstance(info, dict) else None
-
-
-def _ask_name(broker_url: str) -> str | None:
+def ask_name(broker_url: str) -> str | None:
     """Return the name of the nats-server that listens at an address; None if there is none, or another program."""
     try:
         address = urlsplit(broker_url)
         with socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS) as connection:
             connection.settimeout(_GREETING_SECONDS)
             with connection.makefile("rb") as stream:
-                return read_name(stream.readline(_GREETING_BYTES))
+                greeting = stream.readline(_GREETING_BYTES)
+        info = json.loads(greeting.removeprefix(_GREETING)) if greeting.startswith(_GREETING) else None
     except (OSError, ValueError, RecursionError, OverflowError):
         return None
+    return info.get("server_name") if isinstance(info, dict) else None
 
 
 def _is_ours(file: Path) -> bool:

@@ -54,12 +54,8 @@ def configure_logs(config: Config) -> None:
 
 def error_trace(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, each with its `error_text` and without local variables."""
-    return "\n".join(_trace(each) for each in _chain(error))
-
-
-def _trace(error: BaseException) -> str:
-    """Return the traceback of one error, without its causes."""
-    return f"{''.join(traceback.format_tb(error.__traceback__))}{error_text(error)}"
+    traces = (f"{''.join(traceback.format_tb(each.__traceback__))}{error_text(each)}" for each in _chain(error))
+    return "\n".join(traces)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -154,7 +154,7 @@ class Metrics:
         self._broker_connected.set_function(lambda: float(broker()))
         self._database_usable.set_function(lambda: float(database()))
         for name in flows():
-            self._flow_up.labels(name).set_function(partial(_is_up, flows, name))
+            self._flow_up.labels(name).set_function(partial(lambda each: float(flows()[each].reason is None), name))
 
     def command_handled(self, message_type: str, outcome: str, count: int = 1) -> None:
         """Count commands by their type and outcome."""
@@ -205,11 +205,6 @@ class Metrics:
         """Record that a loop did a pass, which took `seconds`."""
         self._polling(loop).observe(seconds)
         self._last_tick.labels(loop).set_to_current_time()
-
-
-def _is_up(flows: Callable[[], Mapping[str, Health]], name: str) -> float:
-    """Return 1 while a flow has no reason to be down, else 0."""
-    return float(flows()[name].reason is None)
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Callable[..., Counter]:

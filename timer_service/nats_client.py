@@ -97,7 +97,7 @@ class LastingClient(Client):
     def _login_errors(self) -> Iterator[None]:
         """Raise `LoginRefusedError` if a login cannot be used or is refused.
 
-        Another error than one of its own would end the attempts of the driver to connect again.
+        After an error that is not of a type of its own, the driver would not try to connect again.
         """
         try:
             yield

@@ -4,9 +4,10 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -17,6 +18,7 @@ from timer_service.core.limits.tenant_limits import TenantLimits
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.codec import plain_words
 
+_T = TypeVar("_T")
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MOST_FILE_MIB = 1
 """The largest file with a secret, with credentials or with certificates. The certificates of a system have 0.3 MiB."""
@@ -78,27 +80,16 @@ def _check_database_url(url: str) -> None:
         )
 
 
-def _database_url(value: SecretStr) -> SecretStr:
-    _check_database_url(value.get_secret_value())
-    return value
-
-
 def is_subject(value: str) -> bool:
     """Return whether a text consists of words of letters, digits, _ and -, joined by dots."""
     return _SUBJECT.fullmatch(value) is not None
 
 
-def _subject(value: str) -> str:
+def _check_subject(value: str) -> None:
     if not is_subject(value):
         raise PydanticCustomError(
             "subject", "must be words of letters, digits, _ and -, joined by dots, such as timer or acme.timer"
         )
-    return value
-
-
-def _lower(value: object) -> object:
-    """Return a text in lower case, and anything else as it is."""
-    return value.lower() if isinstance(value, str) else value
 
 
 def read_secret(path: Path) -> str:
@@ -117,23 +108,6 @@ def read_database_url(path: Path) -> str:
     url = read_secret(path)
     _check_database_url(url)
     return url
-
-
-def _secret_file(path: Path) -> Path:
-    """Return the path of a file with a secret. It is read again when the secret is used."""
-    read_secret(path)
-    return path
-
-
-def _database_url_file(path: Path) -> Path:
-    read_database_url(path)
-    return path
-
-
-def _readable(path: Path) -> Path:
-    """Return the path of a file that the service, or a library, can read later."""
-    _read(path, _MOST_FILE_MIB)
-    return path
 
 
 def _read(path: Path, most_mib: int) -> bytes:
@@ -177,15 +151,25 @@ def _limits(path: object) -> object:
     raise PydanticCustomError("limits", "{reason}", {"reason": reason})
 
 
+def _checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return the validator of a value that stays as it is. `check` raises an error if the value is wrong."""
+
+    def validate(value: _T) -> _T:
+        check(value)
+        return value
+
+    return AfterValidator(validate)
+
+
 Milliseconds = Annotated[
     timedelta, BeforeValidator(_milliseconds), Field(ge=timedelta(milliseconds=1), le=timedelta(days=1))
 ]
 """A duration, written as a whole number of milliseconds from 1 ms to a day."""
 
-SecretFile = Annotated[Path, AfterValidator(_secret_file)]
+SecretFile = Annotated[Path, _checked(read_secret)]
 """The path of a file that contains a secret."""
 
-ReadableFile = Annotated[Path, AfterValidator(_readable)]
+ReadableFile = Annotated[Path, _checked(lambda path: _read(path, _MOST_FILE_MIB))]
 """The path of a readable file."""
 
 LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
@@ -194,14 +178,14 @@ LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
 BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
 """One URL of a NATS server or several, separated by commas."""
 
-DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+DatabaseUrl = Annotated[SecretStr, _checked(lambda url: _check_database_url(url.get_secret_value()))]
 """The URL of a PostgreSQL database."""
 
-DatabaseUrlFile = Annotated[Path, AfterValidator(_database_url_file)]
+DatabaseUrlFile = Annotated[Path, _checked(read_database_url)]
 """The path of a file that contains such a URL."""
 
-Subject = Annotated[str, AfterValidator(_subject)]
+Subject = Annotated[str, _checked(_check_subject)]
 """The first words of subjects."""
 
-InLowerCase = BeforeValidator(_lower)
+InLowerCase = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 """Lets a word be written in upper case."""

@@ -31,13 +31,18 @@ class LastResort:
     """Ends the process with exit code 1 if it is still there after some seconds. Nothing is lost, as after a kill.
 
     A task that ignores its cancellation, code that blocks the event loop, or a thread that waits for the database would
-    keep the process otherwise. If `is_stuck` returns False at that time, it is asked again and again, until it returns
-    None: the process may go on.
+    keep the process otherwise. If `is_stuck` is false at that time, it is asked again and again, until `may_go_on`.
     """
 
-    def __init__(self, seconds: float, is_stuck: Callable[[], bool | None] = lambda: True) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        is_stuck: Callable[[], bool] = lambda: True,
+        may_go_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._seconds = seconds
         self._is_stuck = is_stuck
+        self._may_go_on = may_go_on
         self._thread = threading.Thread(target=self._run, name="last-resort", daemon=True)
 
     def start(self) -> None:
@@ -47,8 +52,8 @@ class LastResort:
 
     def _run(self) -> None:
         time.sleep(self._seconds)
-        while not (is_stuck := self._is_stuck()):
-            if is_stuck is None:
+        while not self._is_stuck():
+            if self._may_go_on():
                 return
             time.sleep(_LOOK_SECONDS)
         text = "the process does not end; ending it. Still running: %s. The main thread is at:\n%s"
@@ -109,20 +114,16 @@ class _Programs:
         longest = max(each.seconds for each in self._found)
         # `_is_stuck` takes a second, too.
         seconds = longest + CLOSE_SECONDS - _LOOK_SECONDS if is_first else _LOOK_SECONDS
-        LastResort(seconds, self._is_stuck).start()
+        # If the event loop was closed, the process goes on with something else.
+        LastResort(seconds, self._is_stuck, self._loop.is_closed).start()
         for each in self._found:
             end: Callable[[], object] = each.stop if is_first or each.task is None else each.task.cancel
             self._loop.call_soon_threadsafe(end)
 
-    def _is_stuck(self) -> bool | None:
-        """Return whether a program still runs, or the process does not come to its end.
-
-        None: the event loop was closed, and the process goes on with something else.
-        """
+    def _is_stuck(self) -> bool:
+        """Return whether a program still runs after a second, or the process does not come to its end."""
         hangs = hangs_at_the_end()
-        if self._found or hangs:
-            return True
-        return None if self._loop.is_closed() else False
+        return hangs or bool(self._found)
 
 
 _programs: dict[asyncio.AbstractEventLoop, _Programs] = {}

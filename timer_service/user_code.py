@@ -174,11 +174,10 @@ class UserCode:
         self._given_up[call.is_async] -= 1
         self._changed.set()
         error = asyncio.CancelledError() if code.cancelled() else code.result().error  # cancelled before it began
-        if isinstance(error, asyncio.CancelledError) and not call.is_left:
-            return
-        how = "returned a result" if error is None else f"raised {type(error).__name__}"
-        seconds = call.ended_at - call.given_up_at
-        log.warning("%s has %s %.1f s after it was given up; this is ignored", call.name, how, seconds)
+        if call.is_left or not isinstance(error, asyncio.CancelledError):
+            how = "returned a result" if error is None else f"raised {type(error).__name__}"
+            seconds = call.ended_at - call.given_up_at
+            log.warning("%s has %s %.1f s after it was given up; this is ignored", call.name, how, seconds)
 
 
 _all: WeakSet[UserCode] = WeakSet()

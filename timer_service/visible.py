@@ -16,8 +16,7 @@ def escape_hidden(text: str) -> str:
     """
     if text.isprintable() and (text.isascii() or _HIDDEN.search(text) is None):  # nearly every text
         return text
-    return "".join(each if each.isprintable() and not _HIDDEN.match(each) else _escape(each) for each in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(
+        each if each.isprintable() and not _HIDDEN.match(each) else each.encode("unicode_escape").decode()
+        for each in text
+    )

@@ -14,11 +14,11 @@ from nats.aio.msg import Msg
 
 from tests.harness.clock import NOW
 from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
+from tests.harness.memory_broker import MemoryBroker
+from tests.harness.memory_log import MemoryLog
 from tests.harness.nats_client import ignore, read_stream, round_trip
 from tests.harness.processes import NatsServer
 from tests.harness.waiting import until
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.health import HEALTHY, Health

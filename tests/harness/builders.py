@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.harness.clock import NOW, iso
+from tests.harness.memory_log import headers_of
 from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.message import Message, Position
-from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
+from timer_service.core.values.raw_command import MESSAGE_ID, RawCommand
 from timer_service.timers import rules
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Schedule, Timer
@@ -52,8 +53,8 @@ def raw_command(
 ) -> RawCommand:
     """Return a command as the broker stores it."""
     address = address or command_address()
-    block = Headers.of({MESSAGE_ID: f"message-{position.sequence}", **(headers or {})})
-    size = len(body) + block.size
+    block = headers_of({MESSAGE_ID: f"message-{position.sequence}", **(headers or {})})
+    size = len(body) + len(block.block)
     return RawCommand(address, "the source", body, block, position, size, stored_at)
 
 

@@ -7,10 +7,10 @@ from typing import Any, TypedDict, Unpack
 from tests.harness.brokers import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.due.loop import Worker
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message

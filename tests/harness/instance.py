@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
+from tests.harness.memory_broker import MemoryBroker, MemoryRequests
 from tests.harness.processes import read_page, unused_port
-from timer_service.adapters.memory import MemoryBroker, MemoryRequests
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import ManualClock, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, run_after
 from tests.harness.schedules import Schedules
 from tests.harness.signals import Signals
 from tests.harness.timers import put_timers
 from tests.harness.workflows import Workflows, complete, done, fail, failed, seen, sleep, wait_for
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.values.message import Position
 from timer_service.timers.messages import State

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import promql_parser as promql
 from prometheus_client import CollectorRegistry
 
-from timer_service.app.service import FLOWS
 from timer_service.app.slices import SLICES
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.ports.metrics_port import MetricsPort
@@ -101,4 +100,4 @@ def _values_of_labels() -> dict[str, set[str]]:
     }
     due = {table.name for each in SLICES for table in each.due}
     counted = {rows.table for each in SLICES for rows in each.counted}
-    return {"table": leased | due | counted, "flow": set(FLOWS), "code": set(Code)}
+    return {"table": leased | due | counted, "flow": {"commands", "events", "queries", "requests"}, "code": set(Code)}

@@ -8,7 +8,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.memory_broker import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.runs import SLICE
 from timer_service.runs.announcer import Announcer

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Unpack
 from tests.harness.clock import ManualClock, iso
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
+from tests.harness.memory_broker import MemoryBroker
 from timer_service import workflows
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.ports.database import Database
 from timer_service.schedules.backfill.worker import BackfillWorker

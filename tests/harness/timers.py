@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.harness.builders import cancel_timer, cancel_timers, command_address, retry_timer, schedule_timer
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker, Predicate, never
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
 from timer_service import events
-from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.due.lease import Lease
 from timer_service.core.intake.reader import LogReader

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Unpack
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.memory_broker import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.requests.requests import Asked

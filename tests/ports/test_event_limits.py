@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import OUTBOX, stored_message
 from timer_service.core.limits.event_allowances import GO_ON, USAGE, WAITS, EventAllowances

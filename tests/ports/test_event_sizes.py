@@ -90,10 +90,10 @@ async def test_no_event_counts_less_than_it_takes(
 
 async def test_how_long_the_stream_keeps_events(broker: NatsBroker, js: JetStreamContext) -> None:
     """The broker says for how long it keeps events, as the stream is at the last check."""
-    found = [broker.keeps_events_for]
+    found = [broker.streams.keeps_events_for]
     for hours in (5, 0):
         config: StreamConfig = (await js.stream_info("TIMER_EVT")).config
         await js.update_stream(config.evolve(max_age=hours * 3600))
         await broker.streams.tick(NOW)
-        found.append(broker.keeps_events_for)
+        found.append(broker.streams.keeps_events_for)
     assert [None if each is None else each.total_seconds() / 3600 for each in found] == [7 * 24, 5, None]

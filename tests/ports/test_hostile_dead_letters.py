@@ -61,9 +61,9 @@ def hostile(limit: int) -> list[RawCommand]:
 
 async def test_each_dead_letter_is_stored(nats_harness: NatsHarness) -> None:
     """Each dead letter is stored once, under the sequence of its command, and the connection stays open."""
-    commands = hostile(nats_harness.broker.features.max_message_bytes)
+    commands = hostile(nats_harness.broker.max_message_bytes)
     rejected = [Rejected(each, Rejection(Code.INVALID_JSON, "no \r\n ü"), None) for each in commands]
-    limit = nats_harness.broker.features.max_message_bytes
+    limit = nats_harness.broker.max_message_bytes
     results = await nats_harness.broker.publish([each.letter(limit) for each in rejected])
     assert [result.status for result in results] == [PublishStatus.PUBLISHED] * len(commands)
     stored = await read_stream(nats_harness.user.jetstream(), "TIMER_DLQ", "timer.dlq.v1.>")

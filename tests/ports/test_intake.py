@@ -205,17 +205,16 @@ async def test_tenants_that_are_none(store: Database) -> None:
 
 
 async def test_rows_are_bounded(store: Database) -> None:
-    """A row has commands of one tenant and epoch, up to a number and to a size. A larger command has a row alone."""
+    """A row has commands of one tenant, up to a number and to a size. A larger command has a row alone."""
     body = ROW_BYTES // 4
     commands = [
         *(raw(number, body=b"") for number in range(ROW_COMMANDS + 1)),
         *(raw(2_000 + number, body=b"x" * body) for number in range(5)),
         raw(3_000, body=b"x" * (ROW_BYTES + 1)),
         raw(3_001),
-        raw(1, epoch=2),
     ]
     rows = rows_of(commands)
-    assert [len(row.commands) for row in rows] == [ROW_COMMANDS, 4, 2, 1, 1, 1]
+    assert [len(row.commands) for row in rows] == [ROW_COMMANDS, 4, 2, 1, 1]
     assert all(row.size == sum(each.size for each in row.commands) for row in rows)
     assert all(row.size <= ROW_BYTES or len(row.commands) == 1 for row in rows)
     await store_waiting(store, *commands)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due.lease import Lease, LeasedTable
 from timer_service.core.events import outbox
 from timer_service.core.events.outbox import DEAD_LETTERS, OUTBOX, stored_dead_letter, stored_message

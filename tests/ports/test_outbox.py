@@ -3,9 +3,9 @@ import json
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.due.lease import Lease
 from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.events import outbox

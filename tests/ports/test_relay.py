@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.timers import Timers, always, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease
 from timer_service.core.events.settlement import Settlement, Settler

@@ -83,7 +83,7 @@ async def test_requests_are_replied_to(harness: BrokerHarness, instance: Instanc
         ("poll-tasks", "acme", b"1"),
         ("report-tasks", "tenant_1-A", b""),
         ("poll-tasks", "b", b"\x00\xff\r\n"),
-        ("poll-tasks", "b", b"x" * harness.broker.features.max_message_bytes),
+        ("poll-tasks", "b", b"x" * harness.broker.max_message_bytes),
     ]
     replies = [await harness.request(instance.kind, *each) for each in sent]
     assert replies == [QueryReply(body) for _, _, body in sent]

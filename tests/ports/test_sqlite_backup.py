@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.sqlite_files import ADD, kill_while_open, read_epochs, write_database
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import Timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.migrations import migrate
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import check_integrity, copy_database, new_file

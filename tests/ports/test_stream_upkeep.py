@@ -153,7 +153,7 @@ async def test_for_how_long_events_are_kept(server: NatsServer, operator: Client
         for max_age in (config["max_age"], 120_000_000_000, 0):
             await request(operator, "STREAM.UPDATE.TIMER_EVT", {**config, "max_age": max_age})
             await broker.streams.tick(NOW)
-            kept.append(broker.keeps_events_for)
+            kept.append(broker.streams.keeps_events_for)
     assert kept == [timedelta(days=7), timedelta(minutes=2), None]
 
 

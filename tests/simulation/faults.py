@@ -11,11 +11,10 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.memory_broker import MemoryBroker
 from timer_service.core.intake.cursor import LostCursorError
 from timer_service.core.intake.route import TooManyCommandsError
 from timer_service.core.ports.broker import (
-    BrokerFeatures,
     PublishResult,
     QueryReply,
     ReceiveRequest,
@@ -367,8 +366,8 @@ class FaultyBroker:
         return FaultyLog(self._inner.log, self._gate, self._observer)
 
     @property
-    def features(self) -> BrokerFeatures:
-        return self._inner.features
+    def max_message_bytes(self) -> int:
+        return self._inner.max_message_bytes
 
     @property
     def health(self) -> Health:
@@ -434,10 +433,6 @@ class FaultyLog:
         self._inner = inner
         self._gate = gate
         self._observer = observer
-
-    @property
-    def health(self) -> Health:
-        return self._inner.health
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         async with self._call():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.adapters.memory.log import StoredLog
+from tests.harness.memory_log import StoredLog
 from timer_service.core.values.message import Message
 
 _MOST_INNOCENT_ERRORS = 1

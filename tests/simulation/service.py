@@ -23,6 +23,7 @@ import pytest
 
 from tests.harness.builders import command_address
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
@@ -45,7 +46,6 @@ from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from tests.simulation.stepped_reader import GatedTask, SteppedReader, ignore_crashes, wake, wake_outbox
 from timer_service import workflows
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, build_workers
 from timer_service.core.due.loop import Pass, Worker

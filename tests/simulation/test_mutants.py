@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.harness.memory_broker import MemoryBroker
 from tests.simulation.intake_mutants import INTAKE_MUTANTS, Mutate, change_statement
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 from tests.simulation.timer_system import VISIBILITY_TIMEOUT
 from timer_service import timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due import lease
 from timer_service.core.due.long_texts import LongTexts
 from timer_service.core.events.settlement import Settlement, Settler

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker, Predicate, never
 from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
@@ -41,7 +42,6 @@ from tests.simulation.small_intake import small_intake
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from tests.simulation.stepped_reader import GatedTask, SteppedReader, ignore_crashes, wake, wake_outbox
 from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
-from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
 from timer_service.core.due.lease import Lease, take_over_claims

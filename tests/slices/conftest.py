@@ -8,10 +8,10 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.live_service import Server, shared_server
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import LiveRuns, RunConversation, Runs
 from tests.harness.signals import LiveSignals, SignalConversation, Signals
 from tests.harness.stores import STORES
-from timer_service.adapters.memory import MemoryBroker
 
 Stage: TypeAlias = Server | str
 """The server of a real service, or the name of the store for a slice in this process."""

@@ -8,11 +8,11 @@ from tests.harness.builders import scheduled
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.clock_repair import scan
 from tests.harness.in_process import InProcess
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.runs import Runs
 from tests.harness.signals import Signals
 from tests.harness.timers import Timers, bodies, fires, put_timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
 from timer_service.core.due.lease import Failure, Lease
 from timer_service.core.events.outbox import OUTBOX

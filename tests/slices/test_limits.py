@@ -7,8 +7,8 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
+from tests.harness.memory_broker import MemoryBroker
 from timer_service import events, runs, signals, timers, workflows
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, Limits, TenantLimits

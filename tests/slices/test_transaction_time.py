@@ -6,9 +6,9 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.transactions import recording_route
 from timer_service import runs, signals, timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database

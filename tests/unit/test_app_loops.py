@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, Workers, routes
 from timer_service.config import Config

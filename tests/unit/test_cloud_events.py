@@ -60,6 +60,7 @@ def test_id_of_any_characters(event_id: str, value: str) -> None:
     ("envelope", "time"),
     [
         ({"timestampMs": AT}, ATTRIBUTES["ce-time"]),
+        ({"timestampMs": AT, "x": LOOKS_LIKE_A_TIME}, ATTRIBUTES["ce-time"]),
         ({}, None),
         ({"timestampMs": None}, None),
         ({"timestampMs": -1}, None),
@@ -69,7 +70,7 @@ def test_id_of_any_characters(event_id: str, value: str) -> None:
 )
 def test_body_of_another_address(envelope: dict[str, object], time: str | None) -> None:
     """An event that is published again to another address has the attributes of its body, as far as it has them."""
-    body = {"id": "event-1", "type": "DueTimeReached", "payload": LOOKS_LIKE_A_TIME, **envelope}
+    body = {"id": "event-1", "type": "DueTimeReached", **envelope, "payload": LOOKS_LIKE_A_TIME}
     message = Message(Address(Kind.EVENT, "acme", "resubmitted", "Orders"), "other", json.dumps(body).encode(), {})
     found = {name: value for name, value in describe(message).headers.items() if name != "ce-time"}
     assert found == {name: value for name, value in ATTRIBUTES.items() if name != "ce-time"}

@@ -13,10 +13,10 @@ import pytest
 from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.processes import read_page
 from tests.harness.timers import put_timers
 from tests.harness.waiting import until
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.worker_requests import WorkerRequests

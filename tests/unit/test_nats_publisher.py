@@ -142,8 +142,8 @@ async def test_few_messages_are_published_singly(count: int, size: int, batches:
     assert driver.batches() == batches
 
 
-async def test_full_stream_is_halved() -> None:
-    """A batch that does not fit is sent in halves until a part fits. The rest is FULL."""
+async def test_full_stream() -> None:
+    """The messages of a batch that does not fit are stored one by one, as far as they fit. The rest is FULL."""
     room = 14
 
     def script(sent: Sent) -> bytes:
@@ -157,7 +157,7 @@ async def test_full_stream_is_halved() -> None:
     driver = ScriptedDriver(script)
     found = await publish(driver, *map(message, range(24)))
     assert found == [PUBLISHED] * 14 + [FULL] * 10
-    assert driver.batches() == [24, 12, 12]
+    assert driver.batches() == [24]
 
 
 async def test_batches_are_bounded() -> None:
@@ -233,7 +233,7 @@ async def test_slow_broker_does_not_hold_a_call() -> None:
 
 
 async def test_nothing_more_is_sent_to_a_full_stream() -> None:
-    """If the stream has no room for a few single events, the other halves of the batch are not sent."""
+    """If the stream has no room for any event of a window, the next windows of the batch are not sent."""
     driver = ScriptedDriver(lambda _: error(503, 10077, "maximum bytes exceeded"))
-    assert await publish(driver, *map(message, range(33))) == [FULL] * 33
-    assert (driver.batches(), driver.requests[-1]) == ([33, 16], "id-7")
+    assert await publish(driver, *map(message, range(900))) == [FULL] * 900
+    assert (driver.batches(), driver.requests[-1]) == ([900], "id-499")

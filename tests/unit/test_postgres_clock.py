@@ -45,7 +45,7 @@ def repeat(there: int, back: int) -> Iterator[tuple[int, int]]:
 
 
 def clock_of(machine: Machine, offsets: list[float]) -> PostgresClock:
-    return PostgresClock(machine, offsets.append, monotonic=machine.monotonic, system=machine.system)
+    return PostgresClock(machine.clock_at, offsets.append, monotonic=machine.monotonic, system=machine.system)
 
 
 @pytest.mark.parametrize("ahead", [0, 5 * SECOND, -5 * SECOND])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.memory_broker import MemoryBroker
 from timer_service.core.intake.replies import may_reply_to, reply_body, send_replies
 from timer_service.core.intake.route import CommandResult, View
 from timer_service.core.limits.quotas import Excess

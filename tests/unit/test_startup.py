@@ -16,7 +16,6 @@ from timer_service.app import schema
 from timer_service.app.startup import open_app
 from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
-from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.health import Health
 from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import StartError
@@ -79,7 +78,7 @@ async def test_end(tmp_path: Path, broker: InstanceBroker) -> None:
 async def test_broker_with_small_messages(tmp_path: Path, broker: InstanceBroker) -> None:
     """A broker that cannot store the largest event is refused at the start, and closed."""
     for most, refused in ((MAX_MESSAGE_BYTES, False), (MAX_MESSAGE_BYTES - 1, True)):
-        broker.features = BrokerFeatures(deduplicates=True, max_message_bytes=most)
+        broker.max_message_bytes = most
         broker.steps.clear()
         try:
             async with open_app(config(tmp_path)):

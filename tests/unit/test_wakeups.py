@@ -4,8 +4,8 @@ from datetime import timedelta
 import pytest
 
 from tests.harness.clock import LoopClock, in_virtual_time
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due.loop import Loop, Pass, Wakeups
 
 POLL = timedelta(seconds=5)

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs
 from tests.harness.schedules import Schedules
 from tests.harness.signals import Signals
@@ -33,7 +34,6 @@ from tests.harness.workflows import (
     sleep,
     wait_for,
 )
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.requests.query import Queries, QueryRoute

@@ -1,7 +1,6 @@
 """What hostile commands of 1 MiB cost before they are rejected: memory, faults, and time of the event loop."""
 
 import asyncio
-import dataclasses
 import math
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +11,7 @@ import pytest
 
 from tests.harness.builders import command_address, raw_command, schedule_timer
 from timer_service.app.slices import SLICES
-from timer_service.core.intake.decoder import decode, parts
+from timer_service.core.intake.decoder import decode
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports import turns as turns_module
 from timer_service.core.values.address import MAX_MESSAGE_BYTES, kebab
@@ -126,11 +125,3 @@ async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.Monkey
     assert await measured([raw_command(b'"' + b"x" * 70_000 + b'"')] * 10) >= 10
     assert 10 <= await measured([raw_command(schedule_timer(data="x" * 900))] * 1000) <= 30
     assert await measured([raw_command(b"", headers=HEADERS)] * 10) >= 9
-
-
-def test_parts_of_a_batch() -> None:
-    """A batch is divided in order into parts of limited size. A single command may be larger."""
-    batch = [dataclasses.replace(raw_command(), size=size) for size in (3, 3, 4, 1, 10, 11, 2)]
-    sizes = [[each.size for each in part] for part in parts(batch, 10)]
-    assert sizes == [[3, 3, 4], [1], [10], [11], [2]]
-    assert list(parts([], 10)) == []

@@ -9,19 +9,18 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import broker_name, read_name
+from timer_service.dev_server import ask_name, broker_name
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 15
 _STOP_SECONDS = 10
 LOCK_SECONDS = 5
-_GREETING_SECONDS = 1
 _PAUSE_SECONDS = 0.02
 _LOG_LINES = 15
 _PRIVATE_FOLDER = 0o700
@@ -114,32 +113,26 @@ def _find_binary() -> Path:
 
 
 async def _open_log(log: Path) -> BinaryIO:
-    """Open and lock the log. The server inherits the file, so it holds the lock until it ends.
+    """Open and lock the log, in a folder that only this user can read.
 
-    The lock keeps a second server out of the same store: nats-server does not check this. A server whose parent was
-    killed needs a moment to end, so this waits for the lock.
+    The server inherits the file, so it holds the lock until it ends. The lock keeps a second server out of the same
+    store: nats-server does not check this. A server whose parent was killed needs a moment to end, so this waits.
     """
-    output = _open_for_append(log)
-    try:
-        async with asyncio.timeout(LOCK_SECONDS):
-            while not _lock(output):  # noqa: ASYNC110 - no event reports that a lock is free
-                await asyncio.sleep(_PAUSE_SECONDS)
-    except TimeoutError as error:
-        output.close()
-        raise StartError(f"another nats-server uses {log.parent}") from error
-    except BaseException:
-        output.close()
-        raise
-    return output
-
-
-def _open_for_append(log: Path) -> BinaryIO:
-    """Open the log. Create its folder, which only this user can read, if there is none."""
     try:
         log.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        return log.open("ab")
+        output = log.open("ab")
     except OSError as error:
         raise StartError(f"cannot write {log}: {error}") from error
+    with ExitStack() as on_error:
+        on_error.callback(output.close)
+        try:
+            async with asyncio.timeout(LOCK_SECONDS):
+                while not _lock(output):  # noqa: ASYNC110 - no event reports that a lock is free
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        except TimeoutError as error:
+            raise StartError(f"another nats-server uses {log.parent}") from error
+        on_error.pop_all()
+    return output
 
 
 def _lock(file: BinaryIO) -> bool:
@@ -175,7 +168,8 @@ async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> No
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_SECONDS):
             while server.returncode is None:
-                if await _is_listening(name, port):
+                # Another program may have the port. The greeting of our server has its name.
+                if await asyncio.to_thread(ask_name, f"nats://{_HOST}:{port}") == name:
                     return
                 await asyncio.sleep(_PAUSE_SECONDS)
     failure = "did not answer" if server.returncode is None else "ended at once"
@@ -184,19 +178,6 @@ async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> No
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:])
-
-
-async def _is_listening(name: str, port: int) -> bool:
-    """Return whether our server listens on the port. Its greeting holds its name; another program may have the port."""
-    try:
-        async with asyncio.timeout(_GREETING_SECONDS):
-            reader, writer = await asyncio.open_connection(_HOST, port)
-            try:
-                return read_name(await reader.readline()) == name
-            finally:
-                writer.close()
-    except (OSError, ValueError):
-        return False
 
 
 async def _wait_until_ended(server: Process) -> None:

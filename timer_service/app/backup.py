@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 from timer_service.adapters.migrations import migrate, pending_migrations
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import check_integrity, copy_database, empty_wal, new_file
-from timer_service.adapters.sqlite.restore import copy_private, replace_database, restoring
+from timer_service.adapters.sqlite.files import check_integrity, copy_database, create_private_file, empty_wal, new_file
+from timer_service.adapters.sqlite.restore import replace_database, restoring
 from timer_service.app.schema import migrations
 from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
@@ -59,7 +60,8 @@ async def restore(config: Config, file: Path) -> Path | None:
     path = _sqlite_path(config).resolve()
     _check_backup(file, path)
     with restoring(path) as draft:
-        copy_private(file, draft)
+        create_private_file(draft)
+        shutil.copyfile(file, draft)
         check_integrity(draft, file)
         async with _open_copy(draft) as database:
             await _check_schema(database, file)

@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
 _LOOK_SECONDS = 0.05
-FLOWS = ("commands", "events", "queries", "requests")
-"""The names of the flows of an instance that has every role."""
 _CATCHING_UP = Health.down("nothing fires until the commands are handled that were stored before the start")
 
 
@@ -83,7 +81,7 @@ class App:
             budget=Budget.of(config.memory_budget),
             quotas=Quotas(config.limits, alone=storage.database.exclusive),
             allowances=EventAllowances(
-                config.limits, metrics=metrics, audit=audit, keeps_events_for=lambda: broker.keeps_events_for
+                config.limits, metrics=metrics, audit=audit, keeps_events_for=lambda: broker.streams.keeps_events_for
             ),
             audit=audit,
             offer=self._offer,
@@ -223,17 +221,14 @@ class App:
         A timer that one of these commands cancels or moves must not fire before, for example after a restore.
         """
         gate = BacklogGate(self._broker, self._database)
-        while not await self._is_open(gate):  # noqa: ASYNC110 - nothing says when it opens
+        is_open = False
+        while not is_open:
+            try:
+                is_open = await gate.is_open(self._clock.now())
+            except DatabaseUnavailableError as error:  # the loops report it
+                log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
             await asyncio.sleep(_LOOK_SECONDS)
         self._caught_up.set()
-
-    async def _is_open(self, gate: BacklogGate) -> bool:
-        """Return whether the workers may begin; not while the database cannot be read."""
-        try:
-            return await gate.is_open(self._clock.now())
-        except DatabaseUnavailableError as error:  # the loops report it
-            log.debug("cannot look how far the commands are handled", extra={"reason": error_text(error)})
-            return False
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
         """Start the loops and the reader. The loops of workers begin after the catch-up, the other loops at once."""

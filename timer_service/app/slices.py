@@ -61,14 +61,8 @@ def routes(
 
 def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:
     """Return the handler of a slice's commands, which depends on whether the slice is enabled."""
-    if slice_.handle_when_off is None or slice_.name in enabled:
-        return partial(slice_.handle, quotas=quotas)
-    return partial(slice_.handle_when_off, quotas=quotas)
-
-
-def _is_enabled(slice_: Slice, enabled: Collection[str]) -> bool:
-    """Return whether a slice is enabled. A slice without `handle_when_off` cannot be disabled."""
-    return slice_.handle_when_off is None or slice_.name in enabled
+    handle = slice_.handle if slice_.name in enabled else slice_.handle_when_off or slice_.handle
+    return partial(handle, quotas=quotas)
 
 
 def build_workers(slice_: Slice, parts: Parts) -> dict[str, Worker]:
@@ -89,13 +83,13 @@ class Workers:
     def __init__(self, config: Config, parts: Parts) -> None:
         self._config = config
         self._parts = parts
-        self._enabled = [each for each in SLICES if _is_enabled(each, config.enabled)]
-        self.loops: list[Loop] = []
-        self._firing: list[Loop] = []
-        for each in self._enabled:
-            for name, worker in build_workers(each, parts).items():
-                self._firing.append(self._add_loop(name, worker, config.polling_interval))
-        self._add_upkeep()
+        self._enabled = [each for each in SLICES if each.handle_when_off is None or each.name in config.enabled]
+        self._firing = [
+            build_loop(parts, name, worker, config.polling_interval)
+            for each in self._enabled
+            for name, worker in build_workers(each, parts).items()
+        ]
+        self.loops = [*self._firing, *self._upkeep_loops()]
 
     @property
     def health(self) -> Health:
@@ -108,16 +102,17 @@ class Workers:
             lease = Lease(table, self._config.visibility_timeout)
             await take_over_claims(self._parts.database, lease, self._parts.clock.now())
 
-    def _add_upkeep(self) -> None:
-        """Add the loops that delete old rows and count rows, also those of disabled slices: their rows stay."""
-        keep = timedelta(days=self._config.retention_days)
-        for each in SLICES:
-            if each.delete_settled is not None:
-                retention = Retention(self._parts.database, each.keep(keep), each.delete_settled)
-                self._add_loop(f"{each.name}-retention", retention, _RETENTION_INTERVAL)
+    def _upkeep_loops(self) -> list[Loop]:
+        """Return the loops that delete old rows and count rows, also those of disabled slices: their rows stay."""
+        parts, keep = self._parts, timedelta(days=self._config.retention_days)
+        retentions = {
+            f"{each.name}-retention": Retention(parts.database, each.keep(keep), each.delete_settled)
+            for each in SLICES
+            if each.delete_settled is not None
+        }
         row_counts = RowCounts(
-            self._parts.database,
-            self._parts.metrics,
+            parts.database,
+            parts.metrics,
             counted=[rows for each in SLICES for rows in each.counted],
             overdue={
                 **{table.name: overdue_sql(table) for each in SLICES for table in each.leased},
@@ -125,10 +120,7 @@ class Workers:
                 **{table: sql for each in SLICES for table, sql in each.overdue.items()},
             },
         )
-        self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
-
-    def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
-        """Build a loop, add it to `loops`, and return it."""
-        loop = build_loop(self._parts, name, worker, polling_interval)
-        self.loops.append(loop)
-        return loop
+        return [
+            *(build_loop(parts, name, worker, _RETENTION_INTERVAL) for name, worker in retentions.items()),
+            build_loop(parts, "row-counts", row_counts, _ROW_COUNTS_INTERVAL),
+        ]

@@ -106,7 +106,7 @@ def _create_failure_series(metrics: Metrics) -> None:
 
 def _check_message_size(broker: NatsBroker) -> None:
     """Raise `StartError` if the broker does not accept the largest event."""
-    limit = broker.features.max_message_bytes
+    limit = broker.max_message_bytes
     if limit < MAX_MESSAGE_BYTES:
         raise StartError(
             f"the broker (TIMER_BROKER_URL) accepts messages of at most {limit} bytes, but events may have "

@@ -77,6 +77,6 @@ async def _postgres_clock(database: "PostgresDatabase", metrics: MetricsPort) ->
     """Return the clock of a database, which was measured once, so that it can be read."""
     from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - optional dependency
 
-    clock = PostgresClock(database, metrics.clock_measured)
+    clock = PostgresClock(database.clock_at, metrics.clock_measured)
     await clock.measure()
     return clock

@@ -36,16 +36,18 @@ class WorkerRequests:
         self._polls = self._queue([POLL_TASKS])
         self._others = self._queue(REQUESTS)
         self._gate = BacklogGate(parts.broker, parts.database)
-        self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
-        self._registry = self._dispatcher.registry
+        self._dispatcher = Dispatcher(
+            parts, polling_interval=config.polling_interval, wake=partial(parts.wake, dispatcher.LOOP)
+        )
         self._subscription: RequestSubscription | None = None
         """Set by `open`, as are the next two."""
         self._requests: Requests
         self._kept: list[KeptTask]
-        workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}
+        workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._dispatcher.registry}
         self.loops = [
             build_loop(parts, name, worker, config.polling_interval)
-            for name, worker in (workers if self._enabled else {}).items()
+            for name, worker in workers.items()
+            if self._enabled
         ]
 
     @property
@@ -113,20 +115,18 @@ class WorkerRequests:
     async def _prepare(self, now: int) -> HandleRequests:
         """Return what handles requests at an instant. Asks the broker, so it runs before the transaction."""
         may_time_out = await self._gate.is_open(now)  # else a command that is not handled yet may end a wait
-        room = self._parts.budget.portion
-        handle = partial(handle_requests, rng=self._parts.rng, may_time_out=may_time_out, room=room)
+        return partial(self._handle, may_time_out=may_time_out)
 
-        async def handle_and_record(tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
-            for each in asked:
-                worker_id = getattr(each.request, "worker_id", None)  # a request for effects names no worker
-                if worker_id is not None:
-                    self._registry.record(each.tenant, worker_id)
-            return await handle(tx, asked, now)
-
-        return handle_and_record
-
-    def _wake_dispatcher(self, at: int) -> None:
-        self._parts.wake(dispatcher.LOOP, at)
+    async def _handle(
+        self, tx: Transaction, asked: Sequence[Asked], now: int, *, may_time_out: bool
+    ) -> Sequence[Answer]:
+        """Record the workers that have sent requests, and apply the first requests."""
+        for each in asked:
+            worker_id = getattr(each.request, "worker_id", None)  # a request for effects names no worker
+            if worker_id is not None:
+                self._dispatcher.registry.record(each.tenant, worker_id)
+        rng, room = self._parts.rng, self._parts.budget.portion
+        return await handle_requests(tx, asked, now, rng=rng, may_time_out=may_time_out, room=room)
 
 
 def _refuse(request: Request) -> Replies:

@@ -16,7 +16,8 @@ from timer_service.client.answers import read_object
 from timer_service.client.calls import Calls, check_connected
 from timer_service.client.errors import CommandError, NoAnswerError
 from timer_service.client.models import Outcome
-from timer_service.nats_batches import batch_headers, split
+from timer_service.core.values.parts import split
+from timer_service.nats_batches import MAX_BYTES, MAX_MESSAGES, batch_headers
 
 _WINDOW = 500
 _OUTCOME = "outcome"
@@ -168,7 +169,8 @@ class _Exchange(_Publisher):
         A batch is published to find this out: the client may not be allowed to read the configuration of the stream.
         """
         await self.open()
-        for chunk in split(self._commands, lambda command: len(command.body)):
+        chunks = split(self._commands, lambda each: len(each.body), max_count=MAX_MESSAGES, max_bytes=MAX_BYTES)
+        for chunk in chunks:
             if len(chunk) > 1 and batches.taken:
                 acknowledged = await self._publish_batch(chunk)
                 if "batch" in acknowledged:

@@ -1,6 +1,6 @@
 """The events that commands of one transaction are about, and what the commands change."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from timer_service.core.intake.batch import MOST_DATA, Change
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
-from timer_service.core.values.message import Command
+from timer_service.core.values.message import Command, Position
 from timer_service.events.contents import HEAD, read_contents
 from timer_service.events.messages import DropEvent, ParkEvent, ResubmitEvent, RetryEvent
 from timer_service.events.store import PARKED, ParkedEvent, ParkedKey
@@ -62,14 +62,16 @@ class Batch:
 
     def change(self, command: Command) -> Change | None:
         """Return what a command would change; None if the transaction has no room for the body of its event."""
+        key = key_of(command)
+        if isinstance(key, EventKey):
+            return Change(lambda: self._retry(key))
         match command.payload:
-            case RetryEvent() as retry:
-                return Change(lambda: self._retry(EventKey(retry.tenant_id, retry.event_id)))
             case ParkEvent() as park:
-                return self._park(park)
-            case ResubmitEvent() | DropEvent() as payload:
-                return self._take(command, ParkedKey(payload.tenant_id, payload.consumer, payload.event_id))
-        raise AssertionError("the route admits no other payload")
+                return self._park(park, key)
+            case DropEvent():
+                return self._drop(key)
+            case _:
+                return self._resubmit(command.position, key)
 
     def _retry(self, key: EventKey) -> CommandResult:
         if (state := self._states.get(key)) is None:
@@ -80,8 +82,7 @@ class Batch:
         self.requeued.append(key)
         return CommandResult(Outcome.RETRIED, self._now)
 
-    def _park(self, payload: ParkEvent) -> Change | None:
-        key = ParkedKey(payload.tenant_id, payload.consumer, payload.event.id)
+    def _park(self, payload: ParkEvent, key: ParkedKey) -> Change | None:
         if self._size_of(key) is not None:
             return Change(lambda: CommandResult(Outcome.UNCHANGED))
         body = payload.event.text
@@ -97,22 +98,28 @@ class Batch:
 
         return Change(keep, {PARKED: 1})
 
-    def _take(self, command: Command, key: ParkedKey) -> Change | None:
-        """Return the change of a command that ends the parking of an event."""
+    def _drop(self, key: ParkedKey) -> Change:
+        if self._size_of(key) is None:
+            return Change(lambda: CommandResult(Outcome.NOT_FOUND))
+
+        def keep() -> CommandResult:
+            self._parked[key] = None
+            return CommandResult(Outcome.DROPPED)
+
+        return Change(keep, {PARKED: -1})
+
+    def _resubmit(self, position: Position, key: ParkedKey) -> Change | None:
         size = self._size_of(key)
         if size is None:
             return Change(lambda: CommandResult(Outcome.NOT_FOUND))
-        is_resubmitted = isinstance(command.payload, ResubmitEvent)
-        if is_resubmitted and not self._has_room(size):
+        if not self._has_room(size):
             return None
 
         def keep() -> CommandResult:
             event = self._parked.get(key)
             self._parked[key] = None
-            if not is_resubmitted:
-                return CommandResult(Outcome.DROPPED)
             self._room -= size
-            message_id = f"resubmitted-{command.position.epoch}-{command.position.sequence}"
+            message_id = f"resubmitted-{position.epoch}-{position.sequence}"
             self.resubmissions.append(Resubmission(message_id, key, event and event.body))
             self._states[EventKey(key.tenant_id, message_id)] = WAITING
             return CommandResult(Outcome.RESUBMITTED, self._now)
@@ -131,16 +138,13 @@ class Batch:
         return self._room == MOST_DATA or size <= self._room
 
 
-def keys_of(commands: Sequence[Command]) -> tuple[set[EventKey], set[ParkedKey]]:
-    """Return the events in the outbox and the parked events that commands are about."""
-    in_outbox: set[EventKey] = set()
-    parked: set[ParkedKey] = set()
-    for command in commands:
-        match command.payload:
-            case RetryEvent() as retry:
-                in_outbox.add(EventKey(retry.tenant_id, retry.event_id))
-            case ParkEvent() as park:
-                parked.add(ParkedKey(park.tenant_id, park.consumer, park.event.id))
-            case ResubmitEvent() | DropEvent() as payload:
-                parked.add(ParkedKey(payload.tenant_id, payload.consumer, payload.event_id))
-    return in_outbox, parked
+def key_of(command: Command) -> EventKey | ParkedKey:
+    """Return the event in the outbox, or the parked event, that a command is about."""
+    match command.payload:
+        case RetryEvent() as retry:
+            return EventKey(retry.tenant_id, retry.event_id)
+        case ParkEvent() as park:
+            return ParkedKey(park.tenant_id, park.consumer, park.event.id)
+        case ResubmitEvent() | DropEvent() as payload:
+            return ParkedKey(payload.tenant_id, payload.consumer, payload.event_id)
+    raise AssertionError("the route admits no other payload")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,10 +18,10 @@ from timer_service.core.values.stored_json import RawJson, write_view
 from timer_service.events import store
 from timer_service.events.contents import read_contents
 from timer_service.events.messages import Consumer, EventBody
-from timer_service.events.store import Cursor, ParkedKey
+from timer_service.events.store import ParkedKey
 
-_BEGINNING = (-1, "")
-_FIRST_PARKED = Cursor(-1, "", "")
+_FIRST_BURIED = (-1, "")
+_FIRST_PARKED = (-1, "", "")
 _About = Annotated[
     Mapping[str, str],
     Field(
@@ -97,19 +98,16 @@ class ParkedEventView(ParkedEventRow):
 
 
 async def _list_buried(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> RawJson:
-    after = _BEGINNING if request.cursor is None else read_cursor(request.cursor, int, str)
-    read = partial(outbox.read_buried_page, reader, tenant)
-    return await read_page(
-        "events", read, after=after, limit=request.limit, view=_buried_view, cursor_of=_buried_cursor
-    )
+    after = _FIRST_BURIED if request.cursor is None else read_cursor(request.cursor, int, str)
+    read, cursor_of = partial(outbox.read_buried_page, reader, tenant), itemgetter("added_at", "event_id")
+    return await read_page("events", read, after=after, limit=request.limit, view=_buried_view, cursor_of=cursor_of)
 
 
 async def _list_parked(reader: Reader, tenant: str, request: ListParkedEvents, _now: int) -> RawJson:
-    after = _FIRST_PARKED if request.cursor is None else Cursor(*read_cursor(request.cursor, int, str, str))
+    after = _FIRST_PARKED if request.cursor is None else read_cursor(request.cursor, int, str, str)
     read = partial(store.page, reader, tenant, request.consumer)
-    return await read_page(
-        "events", read, after=after, limit=request.limit, view=_parked_view, cursor_of=_parked_cursor
-    )
+    cursor_of = itemgetter("parked_at", "event_id", "consumer")
+    return await read_page("events", read, after=after, limit=request.limit, view=_parked_view, cursor_of=cursor_of)
 
 
 async def _get_parked(reader: Reader, tenant: str, request: GetParkedEvent, _now: int) -> RawJson:
@@ -128,10 +126,6 @@ QUERIES = (
 )
 
 
-def _buried_cursor(row: Row) -> tuple[int, str]:
-    return (row["added_at"], row["event_id"])
-
-
 def _buried_view(row: Row) -> Mapping[str, Any]:
     contents = read_contents(row["head"])
     return {
@@ -143,10 +137,6 @@ def _buried_view(row: Row) -> Mapping[str, Any]:
         "attempt": row["attempt"],
         "lastError": row["last_error"],
     }
-
-
-def _parked_cursor(row: Row) -> Cursor:
-    return Cursor(row["parked_at"], row["event_id"], row["consumer"])
 
 
 def _parked_view(row: Row) -> RawJson:

@@ -53,14 +53,6 @@ class ParkedEvent(NamedTuple):
     """The whole event, as JSON."""
 
 
-class Cursor(NamedTuple):
-    """A place in the list of parked events."""
-
-    parked_at: int
-    event_id: str
-    consumer: str
-
-
 async def lock_sizes(tx: Transaction, keys: Collection[ParkedKey]) -> dict[ParkedKey, int]:
     """Lock the parked events that exist until the transaction ends. Return how many characters their bodies have."""
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
@@ -83,16 +75,15 @@ async def add(tx: Transaction, events: Iterable[ParkedEvent]) -> None:
     await tx.executemany(_SQL["add"], [_parameters(event) for event in sorted(events, key=lambda event: event.key)])
 
 
-async def page(reader: Reader, tenant_id: str, consumer: str | None, after: Cursor, limit: int) -> Sequence[Row]:
-    """Return up to `limit` parked events after a cursor, of one consumer or of all, oldest first, without bodies."""
-    parameters = {
-        "tenant_id": tenant_id,
-        "consumer": consumer,
-        "parked_at": after.parked_at,
-        "event_id": after.event_id,
-        "after": after.consumer,
-        "limit": limit,
-    }
+async def page(
+    reader: Reader, tenant_id: str, consumer: str | None, after: Sequence[str | int], limit: int
+) -> Sequence[Row]:
+    """Return up to `limit` parked events after a cursor, of one consumer or of all, oldest first, without bodies.
+
+    A cursor is (parked_at, event id, consumer).
+    """
+    cursor = dict(zip(("parked_at", "event_id", "after"), after, strict=True))
+    parameters = {"tenant_id": tenant_id, "consumer": consumer, **cursor, "limit": limit}
     return await reader.fetch(_PAGES["all" if consumer is None else "consumer"], parameters)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.in_process import InProcess
-from timer_service.adapters.memory import MemoryBroker, never
+from tests.harness.memory_broker import MemoryBroker, never
 from timer_service.core.events import outbox
 from timer_service.core.ports.database import Database
 from timer_service.core.values.message import Event

@@ -4,10 +4,10 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES
 from timer_service.core.ports.broker import PublishStatus

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.in_process import InProcess
-from timer_service.adapters.memory import MemoryBroker, never
+from tests.harness.memory_broker import MemoryBroker, never
 from timer_service.core.intake.batch import MOST_DATA
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database

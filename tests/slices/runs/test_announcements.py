@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, jobs, run_after
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.ports.database import Database
 from timer_service.runs import announcements, announcer, events

@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.locks import LockedPostgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, jobs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Transaction
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.errors import DatabaseBlockedError

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, jobs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.runs.draft import RunState

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, jobs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database

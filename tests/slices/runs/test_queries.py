@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import RunConversation, Runs, run_after
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.runs import queries
 

@@ -1,9 +1,9 @@
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.random_runs import RandomRuns, check_events
 from tests.harness.runs import Runs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.runs import loader
 from timer_service.runs import store as store_of_runs

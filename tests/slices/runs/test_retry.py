@@ -4,9 +4,9 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import RunConversation, Runs, run_after
 from tests.slices.runs.test_portions import command
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.transactions import in_transaction

@@ -4,8 +4,8 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 
 FORBIDDEN = {

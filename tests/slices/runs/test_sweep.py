@@ -2,8 +2,8 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust, next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.runs import Runs, jobs, run_after
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.transactions import in_transaction

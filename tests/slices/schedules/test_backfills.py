@@ -10,12 +10,11 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import Schedules, StartingSchedules
-from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.events import outbox
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
-from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database, Transaction
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.transactions import in_transaction
@@ -24,7 +23,6 @@ from timer_service.core.values.message import Event
 from timer_service.schedules import room
 from timer_service.schedules.backfill import store as backfill_store
 
-FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 RECHECK_MS = 250
 SECONDS = 1200
 
@@ -73,7 +71,7 @@ async def test_slots_before_the_schedule(schedules: Schedules) -> None:
 
 async def test_ids_of_slots(store: Database, clock: ManualClock) -> None:
     """A slot that has fired before is published under the same id, so the broker or the consumer drops it."""
-    schedules = Schedules(store, MemoryBroker(features=FORGETFUL), clock)
+    schedules = Schedules(store, MemoryBroker(deduplicates=False), clock)
     await schedules.put()
     await schedules.advance(minutes=1)
     clock.advance(seconds=1)

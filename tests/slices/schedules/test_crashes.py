@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
-from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
 from timer_service.schedules import room
 
-FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 HOLD_MS = 30_000
 MINUTE = 60_000
 
@@ -72,7 +70,7 @@ async def check(user: StartingSchedules, tenant: str, start: int) -> None:
 
 async def crash_at_every_call(store: Database, point: Point) -> int:
     """Crash at the first call of a kind, at the second, until a run has no further call. Return how many it has."""
-    broker, clock = MemoryBroker(features=FORGETFUL), ManualClock()
+    broker, clock = MemoryBroker(deduplicates=False), ManualClock()
     for nth in itertools.count(1):
         start, tenant = clock.now(), f"tenant-{nth}"
         user = StartingSchedules(store, broker, clock)

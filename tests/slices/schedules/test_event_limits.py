@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import Schedules
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import exhaust, next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import Schedules
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.schedules.firing.transaction import LeftToOthers

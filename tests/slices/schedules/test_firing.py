@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.schedules import Schedules
 from tests.harness.timers import always
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.requests.computing import Steps

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from tests.simulation.schedule_model import Firing, ScheduleModel, ScheduleName, Seen, read_definition
 from tests.simulation.schedule_slots import slots_after
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.loop import Worker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits

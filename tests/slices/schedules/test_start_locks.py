@@ -11,8 +11,8 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import exhaust
 from tests.harness.locks import LockedPostgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits

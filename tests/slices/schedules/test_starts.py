@@ -7,8 +7,8 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.schedules import room

@@ -9,10 +9,10 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import ManualClock, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.reference_slots import Clock, PlainCron
 from tests.harness.schedules import Schedules
 from tests.harness.zone_releases import RULE_CHANGES, RuleChange, releases, use_release
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.values.instant import parse_instant

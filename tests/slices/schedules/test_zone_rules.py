@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import Schedules
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.cli.doctor.database import check_zones
 from timer_service.core.ports.database import Database
 from timer_service.schedules import room

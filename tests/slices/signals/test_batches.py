@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import BLOCKED, Signals
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}

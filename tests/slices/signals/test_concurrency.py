@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import BLOCKED, Signals
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import exhaust, next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import BLOCKED, Signals
 from tests.slices.signals.test_firings import damage
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 from timer_service.core.values.data import dump_data

@@ -6,17 +6,14 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import Signals
 from tests.harness.wiring import MAX_ATTEMPTS
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.due_rows import DueRows
-from timer_service.core.ports.broker import BrokerFeatures
 from timer_service.core.ports.database import Database
 from timer_service.signals.firing_store import FIRINGS
-
-FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=1024 * 1024)
 
 
 @pytest.fixture
@@ -145,7 +142,7 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
 
     The process crashes at the first call of a kind, then at the second call, until a run has no further call.
     """
-    broker = MemoryBroker(features=FORGETFUL)
+    broker = MemoryBroker(deduplicates=False)
     for nth in itertools.count(1):
         tenant = f"tenant-{nth}"
         user = Signals(store, broker, clock)

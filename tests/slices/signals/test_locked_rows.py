@@ -4,9 +4,9 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.locks import LockedPostgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import Signals
 from tests.harness.wiring import MAX_ATTEMPTS
-from timer_service.adapters.memory import MemoryBroker
 
 LOCK_SIGNAL = "SELECT 1 FROM work_signals WHERE signal_id = 'signal-3' FOR UPDATE"
 ADD_EVENT = """

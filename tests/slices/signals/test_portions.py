@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 
 from tests.harness.clock import ManualClock, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.transactions import recording_route
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.intake import batch
 from timer_service.core.ports import turns
 from timer_service.core.ports.database import Database

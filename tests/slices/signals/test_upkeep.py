@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.signals import Signals
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.due.row_counts import RowCounts, overdue_sql
 from timer_service.core.ports.database import Database
 from timer_service.core.service.upkeep import Retention

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.timers import Timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.harness.builders import cancel_timers, scheduled
 from tests.harness.cases import case
 from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.timers import Timers, put_timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.due.due_rows import DueRows
 from timer_service.core.values.message import Position

@@ -5,17 +5,16 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from tests.harness.builders import cancel_timer, command, schedule_timer
 from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.reading import catch_up
 from tests.harness.timers import Timers, bodies
 from tests.harness.transactions import recording_route
 from tests.harness.wiring import MAX_ATTEMPTS
-from timer_service.adapters.memory import FEATURES, MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.cursor import LostCursorError
 from timer_service.core.intake.route import CommandResult, Route
@@ -188,7 +187,7 @@ async def test_what_failed_waits_over_a_restart(timers: Timers) -> None:
 
 async def test_dead_letter_waits_for_the_broker(store: Database, clock: ManualClock) -> None:
     """A dead letter and its event are stored once, however long the broker is away. Other commands are handled."""
-    broker = MemoryBroker(features=replace(FEATURES, deduplicates=False))
+    broker = MemoryBroker(deduplicates=False)
     timers = Timers(store, broker, clock)
     broker.health = Health.down("gone")
     timers.send(b"{secret", {"X-Mine": "1"})

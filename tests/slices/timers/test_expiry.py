@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, after, iso
+from tests.harness.memory_broker import never
 from tests.harness.timers import Timers, always, bodies
 from tests.harness.wiring import MAX_ATTEMPTS
-from timer_service.adapters.memory import never
 
 DUE = after(minutes=1)
 EXPIRY = after(minutes=2)

@@ -9,8 +9,8 @@ import pytest
 from tests.harness.builders import cancel_timer, schedule_timer
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.locks import LockedPostgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.timers import Timers
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.ports.database import Transaction

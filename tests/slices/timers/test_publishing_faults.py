@@ -8,9 +8,9 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.timers import Timers, always, fires, no_hook
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.ports.database import Database

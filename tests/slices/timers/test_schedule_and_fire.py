@@ -5,9 +5,9 @@ import pytest
 
 from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.timers import Timers, bodies
 from tests.harness.wiring import VISIBILITY_TIMEOUT
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 from timer_service.core.values.address import Address, Kind
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.harness.cases import case
 from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.memory_broker import MemoryBroker, never
 from tests.harness.timers import Timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT
-from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.due.lease import Lease, take_over_claims
 from timer_service.core.values.message import Message

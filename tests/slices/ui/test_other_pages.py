@@ -11,10 +11,10 @@ import pytest
 from tests.harness import page_data
 from tests.harness.builders import command_address, raw_command
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Runs
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.errors import Code, Rejection

@@ -1,8 +1,8 @@
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.workflows import Workflows
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.database import Database
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import next_at
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.workflows import Workflows, done, fail, wait_for
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import HEALTHY, Health

@@ -10,8 +10,8 @@ from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.dispatching import Dispatching, ids
 from tests.harness.locks import open_locked_postgres
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.workflows import LEASE_MS, Workflows
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.errors import DatabaseUnavailableError

@@ -8,10 +8,10 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
 from tests.harness.wiring import BATCH
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, wait_for
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.workflows import store
 

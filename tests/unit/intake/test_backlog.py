@@ -4,9 +4,9 @@ import pytest
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.backlog import LONGEST_WAIT_MS, RECHECK_MS, Backlog, BacklogGate

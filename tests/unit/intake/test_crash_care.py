@@ -6,10 +6,10 @@ import pytest
 
 from tests.harness.builders import cancel_timer, command_address
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.wiring import BATCH, make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor
 from timer_service.core.intake.crash_care import SUSPECT_MS

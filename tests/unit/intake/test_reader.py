@@ -12,12 +12,12 @@ import pytest
 
 from tests.harness.builders import cancel_timer, command_address, raw_command
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
+from tests.harness.memory_log import MemoryLog
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
 from tests.harness.waiting import until
 from tests.harness.wiring import BATCH, make_parts
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.adapters.memory.log import MemoryLog
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake import cursor, waiting_rows
 from timer_service.core.intake.cursor import LostCursorError

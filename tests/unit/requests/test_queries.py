@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, cast
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.ports.broker import QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.database import Database, Reader
 from timer_service.core.requests.query import MAX_QUERY_BYTES, WAITING, Queries, QueryRoute

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.route import Lane
 from timer_service.core.ports.broker import QueryReply

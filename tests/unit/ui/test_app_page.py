@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.harness.clock import ManualClock
+from tests.harness.memory_broker import MemoryBroker
 from tests.harness.wiring import make_parts
-from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.page import build_page
 from timer_service.config import Config

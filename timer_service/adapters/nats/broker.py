@@ -12,9 +12,9 @@ from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.log import NatsLog
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.requests import TenantRequests
-from timer_service.adapters.nats.streams import StreamUpkeep, prepare_streams
+from timer_service.adapters.nats.streams import STORED_KINDS, StreamUpkeep, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.broker import BrokerFeatures, PublishResult, ReceiveRequest, Reply
+from timer_service.core.ports.broker import PublishResult, ReceiveRequest, Reply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
@@ -76,7 +76,7 @@ class NatsBroker:
         await connection.open(urls, login)
         client = connection.client
         try:
-            found = await prepare_streams(client, subjects, manage=manage_streams)
+            found = {kind: await prepare_stream(client, subjects, kind, manage=manage_streams) for kind in STORED_KINDS}
         except (nats.errors.Error, StartError) as error:
             await client.close()
             if isinstance(error, StartError):
@@ -92,9 +92,9 @@ class NatsBroker:
         return cls(connection, subjects, streams, overlap=overlap, connect_requests=connect_requests)
 
     @property
-    def features(self) -> BrokerFeatures:
-        """The features of this broker."""
-        return BrokerFeatures(deduplicates=True, max_message_bytes=self._client.max_payload)
+    def max_message_bytes(self) -> int:
+        """The largest body that the server accepts."""
+        return self._client.max_payload
 
     @property
     def health(self) -> Health:
@@ -105,11 +105,6 @@ class NatsBroker:
     def outages(self) -> int:
         """How many times the connection was lost."""
         return self._connection.outages
-
-    @property
-    def keeps_events_for(self) -> timedelta | None:
-        """How long stored events stay; None: for ever."""
-        return self.streams.keeps_events_for
 
     @property
     def query_health(self) -> Health:

@@ -170,27 +170,39 @@ class GuardedParser(Parser):
             raise nats.errors.ProtocolError
 
     def _find_messages(self) -> tuple[int, list[ReadMessage], int]:
-        """Return the first whole messages of one subscription, its id, and where they end."""
+        """Return the id of the first subscription in the buffer, its first whole messages, and where they end."""
         messages: list[ReadMessage] = []
-        first = start = 0
-        while len(messages) < _MOST_AT_ONCE and (line_end := self.buf.find(_END, start)) >= 0:
-            operation, *tokens = bytes(self.buf[start:line_end]).split(b" ")
-            if operation not in {b"MSG", b"HMSG"}:
+        first = end = 0
+        while len(messages) < _MOST_AT_ONCE and (found := self._find_message(end)) is not None:
+            sid, message, message_end = found
+            if messages and sid != first:
                 break
-            block = line_end + len(_END)
-            try:  # subject, id of the subscription, perhaps a reply subject, perhaps the size of the headers, size
-                subject, name, *reply = tokens[: -2 if operation == b"HMSG" else -1]
-                sid = int(name)
-                body = block + (int(tokens[-2]) if operation == b"HMSG" else 0)
-                end = block + int(tokens[-1])
-            except (ValueError, IndexError) as error:
-                raise _unreadable(operation) from error
-            if end + len(_END) > len(self.buf) or (messages and sid != first):
-                break
+            messages.append(message)
+            first, end = sid, message_end
+        return first, messages, end
+
+    def _find_message(self, start: int) -> tuple[int, ReadMessage, int] | None:
+        """Return the id of a subscription, its message that begins at `start`, and where that ends.
+
+        Return None if no whole message is there. Raises an error of the driver, after which the client connects again.
+        """
+        if (line_end := self.buf.find(_END, start)) < 0:
+            return None
+        operation, *tokens = bytes(self.buf[start:line_end]).split(b" ")
+        if operation not in {b"MSG", b"HMSG"}:
+            return None
+        block = line_end + len(_END)
+        try:  # subject, id of the subscription, perhaps a reply subject, perhaps the size of the headers, size
+            subject, sid, *reply = tokens[: -2 if operation == b"HMSG" else -1]
+            body = block + (int(tokens[-2]) if operation == b"HMSG" else 0)
+            end = block + int(tokens[-1])
+            if end + len(_END) > len(self.buf):
+                return None
             headers, content = bytes(self.buf[block:body]), bytes(self.buf[body:end])
-            messages.append(ReadMessage(subject, reply[0] if reply else b"", headers, content))
-            first, start = sid, end + len(_END)
-        return first, messages, start
+            message = ReadMessage(subject, reply[0] if reply else b"", headers, content)
+            return int(sid), message, end + len(_END)
+        except (ValueError, IndexError) as error:
+            raise _unreadable(operation) from error
 
     async def _hand_over(self, sid: int, messages: Sequence[ReadMessage]) -> None:
         """Give messages to the receiver of their subscription, or to the driver, one by one."""

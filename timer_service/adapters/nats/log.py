@@ -37,10 +37,9 @@ from nats.js.errors import NotFoundError
 from timer_service.adapters.nats.api import RawHeaders, request
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import ReadMessage
-from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
-from timer_service.core.values.address import Address, Kind
+from timer_service.adapters.nats.subjects import Subjects, read_subject
+from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening, read_left_bodies
+from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Position
@@ -67,7 +66,6 @@ _FAR_BEHIND_BYTES = 32 * 1024 * 1024
 _LARGE_BYTES = 8 * 1024
 _COST_OF_A_BODY = 40 * 1024
 """To read one small body by itself takes as long as to read and store so many bytes."""
-_BODIES_AT_ONCE = 32
 _END_OF_HEADERS = b"\r\n\r\n"
 _NO_LINES = b"NATS/1.0" + _END_OF_HEADERS
 _SIZE_HEADER = re.compile(rb"\r\nNats-Msg-Size: (\d{1,8})\r\n\r\n\Z")
@@ -136,11 +134,6 @@ class NatsLog:
         self._closed = False
         connection.on_lost.append(lambda: self._break("the connection to the broker was lost"))
 
-    @property
-    def health(self) -> Health:
-        """Down while nothing can be read."""
-        return HEALTHY if self._broken is None else Health.down(f"the command log is not read: {self._broken}")
-
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor. See `CommandLog`."""
         await self._forget_received()
@@ -170,7 +163,8 @@ class NatsLog:
             if self._buffer:
                 batch = self._take(limit, most_bytes)
                 await self._keep_pulling(most_bytes)  # so that more arrives while the batch is handled
-                return await self._with_small_bodies(batch)
+                await read_left_bodies(self, (each for each in batch.commands if each.size <= _LARGE_BYTES))
+                return batch
             if (left := until - time.monotonic()) <= 0:
                 break
             self._arrived.clear()
@@ -392,16 +386,6 @@ class NatsLog:
             self._leave_bodies_until = max(self._leave_bodies_until, time.monotonic() + 1)
         return batch
 
-    async def _with_small_bodies(self, batch: LogBatch) -> LogBatch:
-        """Read the small bodies of a batch that were left in the stream, and put them into their commands."""
-        small = [each for each in batch.commands if each.left_bytes and each.size <= _LARGE_BYTES]
-        for at in range(0, len(small), _BODIES_AT_ONCE):
-            commands = small[at : at + _BODIES_AT_ONCE]
-            for command, body in zip(commands, await asyncio.gather(*map(self.body, commands)), strict=True):
-                if body is not None:
-                    command.body, command.left_bytes = body, 0
-        return batch
-
     def _receive(self, messages: Sequence[ReadMessage]) -> None:
         """Take the commands and the statuses that arrive at the inbox.
 
@@ -431,7 +415,7 @@ class NatsLog:
             self._has_empty = not (body or block or left)
             size = len(subject) + len(block) + len(body)
             self._buffered += size
-            source, address = _read_subject(subject)
+            source, address = read_subject(Kind.COMMAND, subject)
             self._buffer.append(
                 RawCommand(  # without the names of the fields, because this is called for each command
                     address,
@@ -501,14 +485,6 @@ def _left_bytes(block: bytes) -> tuple[bytes, int]:
         return block, 0
     published = block[: found.start()] + _END_OF_HEADERS
     return b"" if published == _NO_LINES else published, int(found[1])
-
-
-@lru_cache(maxsize=1024)
-def _read_subject(subject: bytes) -> tuple[str, Address]:
-    """Return the subject of a command as text, and its address."""
-    text = decode_text(subject)
-    *_, tenant, message = ("", *text.rsplit(".", 2))
-    return text, Address(Kind.COMMAND, tenant, message)
 
 
 @lru_cache(maxsize=8)

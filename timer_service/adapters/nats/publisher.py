@@ -18,7 +18,8 @@ from timer_service.core.ports.broker import PublishResult
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.message import Message
-from timer_service.nats_batches import batch_headers, split
+from timer_service.core.values.parts import split
+from timer_service.nats_batches import MAX_BYTES, MAX_MESSAGES, batch_headers
 
 _TIMEOUT_SECONDS = 5
 _CALL_SECONDS = 10
@@ -34,8 +35,7 @@ _HEADER_COST = 100
 """The bytes that each header counts in addition, because the driver encodes each by itself."""
 _HEADER_ALLOWANCE = 16 * 1024
 _is_plain = re.compile(r"[!-~]+").fullmatch
-_NO_ROOM = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE})
-_REFUSED_BATCH = frozenset({Fault.MESSAGE, Fault.UNKNOWN})
+_REFUSED_BATCH = frozenset({Fault.MESSAGE, Fault.UNKNOWN, Fault.NO_ROOM, Fault.NO_STORAGE})
 _DRIVER_ERRORS = (errors.Error, OSError, ValueError)
 """The errors of a publish. The driver raises `ValueError` for headers that it cannot encode."""
 
@@ -73,7 +73,8 @@ class Publisher:
         for kind, indexes in sendable.items():
             sent = [messages[index] for index in indexes]
             if kind in self._atomic:
-                results = await self._publish_parts(split(sent, _size), partial(self._publish_batch, ends_at), ends_at)
+                batches = split(sent, _size, max_count=MAX_MESSAGES, max_bytes=MAX_BYTES)
+                results = await self._publish_parts(batches, partial(self._publish_batch, ends_at), ends_at)
             else:
                 results = await self._publish_singly(ends_at, sent)
             self._on_answers(kind, results)
@@ -108,24 +109,14 @@ class Publisher:
         return answers
 
     async def _publish_batch(self, ends_at: float, messages: Sequence[Message]) -> list[Answer]:
-        """Store messages in one atomic batch: one by one if they are few or it is refused, in halves without room."""
+        """Store messages in one atomic batch, or one by one if they are few or the batch is refused."""
         if _are_few(messages):
             return await self._publish_window(messages)
         answer = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
-        if answer.fault in _NO_ROOM:
-            return await self._publish_halves(ends_at, messages)
         if answer.fault in _REFUSED_BATCH:
-            # The server refuses a whole batch for one bad message or duplicate. Single publishes store the others.
+            # The server refuses a whole batch without room for all of it, or for one bad message or duplicate.
             return await self._publish_singly(ends_at, messages)
         return [answer] * len(messages)
-
-    async def _publish_halves(self, ends_at: float, messages: Sequence[Message]) -> list[Answer]:
-        """Store one half after the other, and each half in halves again if the stream has no room for it."""
-        half = len(messages) // 2
-        first = await self._publish_batch(ends_at, messages[:half])
-        if blocking := _find_blocking(first):
-            return [*first, *[blocking] * (len(messages) - half)]
-        return [*first, *await self._publish_batch(ends_at, messages[half:])]
 
     async def _commit(self, messages: Sequence[Message], batch_id: str) -> Answer:
         """Send an atomic batch. Only its last message, which commits it, gets an answer: the one for all of them."""
@@ -169,10 +160,9 @@ class Publisher:
             # The driver would send it after the outage. Its row may have been released long before.
             return _not_now("connection lost")
         subject = self._subjects.subject(message.address)
+        headers = {"Nats-Msg-Id": message.id, **message.headers, **extra}
         try:
-            reply = await self._client.request(
-                subject, message.body, timeout=_TIMEOUT_SECONDS, headers=_headers(message, extra)
-            )
+            reply = await self._client.request(subject, message.body, timeout=_TIMEOUT_SECONDS, headers=headers)
         except _DRIVER_ERRORS as error:
             return _read_error(error)
         return read_acknowledgement(reply.data)
@@ -197,10 +187,6 @@ def _size(message: Message) -> int:
 def _are_few(messages: Sequence[Message]) -> bool:
     """Return whether messages are published sooner singly, in one window, than in a batch."""
     return len(messages) == 1 or (len(messages) <= _FEW and sum(map(_size, messages)) <= _WINDOW_BYTES)
-
-
-def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:
-    return {"Nats-Msg-Id": message.id, **message.headers, **extra}
 
 
 def _find_blocking(answers: Sequence[Answer]) -> Answer | None:

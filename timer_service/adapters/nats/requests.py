@@ -18,7 +18,7 @@ from nats.micro.service import EndpointConfig, Service, ServiceConfig
 from timer_service.adapters.nats.api import write_headers
 from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient, ReadMessage
-from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subjects import Subjects, read_subject
 from timer_service.core.intake.replies import may_reply_to
 from timer_service.core.ports.broker import QueryReply, ReceiveRequest, Replies, Request
 from timer_service.core.ports.health import Health
@@ -128,15 +128,19 @@ class TenantRequests:
             return message
         reply_to = decode_text(message.reply)
         if not may_reply_to(reply_to, *self._reply_prefixes):
-            self._ignored += 1
-            if self._ignored & (self._ignored - 1) == 0:  # 1, 2, 4, 8: a flood must not flood the log
-                log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
+            self._count_ignored()
             return None
-        address = self._subjects.address(kind, decode_text(message.subject))
+        _, address = read_subject(kind, message.subject)
         refused = self._receivers[kind](Request(address.message, address.tenant, message.body, reply_to))
         self._refuse(refused)
         # The micro service only counts queries. Beside a flood it does not, because that takes time.
         return message._replace(headers=b"", body=b"") if kind is Kind.QUERY and not refused else None
+
+    def _count_ignored(self) -> None:
+        """Count a message that is ignored. Only the first, second, fourth, eighth and so on is logged."""
+        self._ignored += 1
+        if self._ignored & (self._ignored - 1) == 0:
+            log.warning("messages ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
 
     def _refuse(self, refused: Replies) -> None:
         """Let a task send refusals. `_screen` cannot wait for the server."""

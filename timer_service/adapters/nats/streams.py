@@ -56,11 +56,6 @@ StreamInfo = Mapping[str, Any]
 """What JetStream says about a stream: `config`, `state`, `created` and more."""
 
 
-async def prepare_streams(client: Client, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
-    """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
-    return {kind: await prepare_stream(client, subjects, kind, manage=manage) for kind in STORED_KINDS}
-
-
 async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
     """Create or update one stream, or only check it if not `manage`. Raises `StartError` if it is wrong."""
     name = subjects.stream(kind)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.raw_command import decode_text
 
 _VERSION = "v1"
 
@@ -27,13 +28,6 @@ class Subjects:
     def pattern_of_tenant(self, kind: Kind, tenant: str) -> str:
         """Return the wildcard for all message types of a kind, for one tenant."""
         return f"{self.prefix}.{kind}.{_VERSION}.{tenant}.{_any_message(kind)}"
-
-    def address(self, kind: Kind, subject: str) -> Address:
-        """Return the address of a subject that matches `pattern(kind)`. That of another subject is not valid.
-
-        A stream can have other subjects too, and an operator can let the consumer deliver them.
-        """
-        return _read_address(kind, subject)
 
     def hint(self, loop: str = "*") -> str:
         """Return the subject of wake-up hints for a loop, or the wildcard for all loops. No stream stores hints."""
@@ -65,9 +59,14 @@ def _any_message(kind: Kind) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _read_address(kind: Kind, subject: str) -> Address:
-    *_, tenant, message = ("", *subject.rsplit(".", 2))
-    return Address(kind, tenant, message)
+def read_subject(kind: Kind, subject: bytes) -> tuple[str, Address]:
+    """Return a subject as text, and its address if it matches `pattern(kind)`. That of another one is not valid.
+
+    A stream can have other subjects too, and an operator can let the consumer deliver them.
+    """
+    text = decode_text(subject)
+    *_, tenant, message = ("", *text.rsplit(".", 2))
+    return text, Address(kind, tenant, message)
 
 
 def covers(pattern: str, subject: str) -> bool:

@@ -1,7 +1,7 @@
 """One clock for all instances: an estimate of the database's clock that is never ahead of it."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from timer_service.clock import SteadyTime, read_monotonic, read_system
 from timer_service.core.due.loop import Pass
@@ -44,10 +44,6 @@ def _drift(elapsed: int) -> int:
     return elapsed * _DRIFT_PER_SECOND // 1_000_000
 
 
-class _ClockSource(Protocol):
-    async def clock_at(self) -> int: ...
-
-
 class PostgresClock:
     """A clock that follows the database's clock and is never ahead of it, except for about a second after a set-back.
 
@@ -57,14 +53,17 @@ class PostgresClock:
 
     def __init__(
         self,
-        database: _ClockSource,
+        read_clock: Callable[[], Awaitable[int]],
         observe: Callable[[float], None],
         *,
         monotonic: Callable[[], int] = read_monotonic,
         system: Callable[[], int] = read_system,
     ) -> None:
-        """After each measurement `observe` gets the seconds that the database's clock is ahead of the system clock."""
-        self._database = database
+        """`read_clock` returns the time of the database's clock in Unix microseconds.
+
+        After each measurement, `observe` gets the seconds that the database's clock is ahead of the system clock.
+        """
+        self._read_clock = read_clock
         self._observe = observe
         self._monotonic = monotonic
         self._system = system
@@ -83,21 +82,20 @@ class PostgresClock:
 
     async def measure(self) -> None:
         """Measure the offset. Raises `DatabaseUnavailableError`; the old offset then stays in use."""
-        samples = [await self._sample() for _ in range(_SAMPLES)]
+        samples = []
+        for _ in range(_SAMPLES):
+            asked_at = self._monotonic()
+            samples.append(Sample(asked_at, await self._read_clock(), self._monotonic()))
         now = self._monotonic()
         elapsed = now - self._measured_at
         offset = compute_offset(self._time.offset, elapsed, samples)
         self._time.observe(offset, now, slack=_drift(elapsed))
         if not self._time.jumping:  # otherwise the time does not follow this measurement yet
             self._measured_at = now
-        self._observe((now + offset - self._system()) / 1_000_000)
+        ahead = now + offset - self._system()
+        self._observe(ahead / 1_000_000)
 
     async def tick(self, _now: int) -> Pass:
         """Measure the offset once. If the database's clock seems to have jumped, measure again soon."""
         await self.measure()
         return Pass(0, self.now() + _JUMP_CHECK_MS if self._time.jumping else None)
-
-    async def _sample(self) -> Sample:
-        asked_at = self._monotonic()
-        reading = await self._database.clock_at()
-        return Sample(asked_at, reading, self._monotonic())

@@ -115,12 +115,12 @@ class _Session:
         if "RETURNING" not in text:
             self.wrote = True
             return rows
-        inserted = set(map(tuple, returned))
-        self.wrote = self.wrote or bool(inserted)
-        if len(inserted) == len(rows):
+        inserted_keys = set(map(tuple, returned))
+        self.wrote = self.wrote or bool(inserted_keys)
+        if len(inserted_keys) == len(rows):
             return rows
-        key_length = len(next(iter(inserted), ()))  # the first values of a row are its key
-        return [row for row in rows if tuple(row[:key_length]) in inserted]
+        key_length = len(next(iter(inserted_keys), ()))  # the first values of a row are its key
+        return [row for row in rows if tuple(row[:key_length]) in inserted_keys]
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)

@@ -38,23 +38,19 @@ class _Connection(aiosqlite.Connection):
     changes_before = 0
     """How many rows the connection had changed when its last transaction began."""
 
-    async def control(self, sql: str) -> None:
-        """Run a statement that has no parameters and returns no rows."""
-        await self.run(lambda connection: connection.execute(sql).close())
-
     async def commit_counting(self, check: Callable[[], None] | None) -> int:
         """Commit. Return how many rows the transaction has changed.
 
         `check` is called first. If it raises, nothing is committed. Without a statement there is nothing to commit.
         """
 
-        def run(connection: sqlite3.Connection) -> int:
+        def commit(connection: sqlite3.Connection) -> int:
             if check is not None:
                 check()
-            connection.execute("COMMIT").close()
+            _execute(connection, "COMMIT")
             return connection.total_changes - self.changes_before
 
-        return 0 if self.begins_next else await self._call(run)
+        return 0 if self.begins_next else await self._call(commit)
 
     def submit(self, function: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
         """Let the thread run a function, at once if it is idle. A task or a coroutine would first wait for its turn."""
@@ -70,7 +66,7 @@ class _Connection(aiosqlite.Connection):
         """Run a function in the thread. If a transaction begins with it, and cannot begin, the function is not run."""
 
         def begin(connection: sqlite3.Connection) -> _T:
-            connection.execute("BEGIN IMMEDIATE").close()
+            _execute(connection, "BEGIN IMMEDIATE")
             self.begins_next = False
             self.changes_before = connection.total_changes
             return function(connection)
@@ -223,11 +219,16 @@ async def _connect(path: Path, *pragmas: str) -> _Connection:
     _ = await connection  # starts its thread
     try:
         for pragma in pragmas:
-            await connection.control(pragma)
+            await connection.run(partial(_execute, sql=pragma))
     except BaseException:
         await connection.close()
         raise
     return connection
+
+
+def _execute(connection: sqlite3.Connection, sql: str) -> None:
+    """Run a statement that has no parameters and returns no rows."""
+    connection.execute(sql).close()
 
 
 def _run_whole(connection: sqlite3.Connection, *, work: Callable[[Transaction], Awaitable[_T]]) -> tuple[_T, int]:
@@ -243,10 +244,10 @@ def _run_whole(connection: sqlite3.Connection, *, work: Callable[[Transaction], 
 
     with translate_errors():
         before = connection.total_changes
-        connection.execute("BEGIN IMMEDIATE").close()
+        _execute(connection, "BEGIN IMMEDIATE")
         try:
             result = _finish(work(Statements(run_now, end)))
-            connection.execute("COMMIT").close()
+            _execute(connection, "COMMIT")
         except BaseException:
             connection.rollback()  # does nothing if an error such as a full disk has ended the transaction already
             raise

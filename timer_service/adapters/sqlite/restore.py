@@ -24,7 +24,6 @@ from pathlib import Path
 
 from timer_service.adapters.sqlite.files import (
     create_if_missing,
-    create_private_file,
     empty_wal,
     is_readable,
     open_lock_file,
@@ -47,12 +46,6 @@ def restoring(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def copy_private(source: Path, target: Path) -> None:
-    """Copy a file to a new file that only its owner may read."""
-    create_private_file(target)
-    shutil.copyfile(source, target)
 
 
 def replace_database(path: Path, draft: Path) -> Path | None:
@@ -84,7 +77,7 @@ def refuse_unfinished_restore(path: Path) -> None:
 def _keep(path: Path, draft: Path) -> Path | None:
     """Do steps 1 and 2. Give the draft the owner and the mode of the old database. Return its second name, or None."""
     kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    if not (path.exists() and _empty_wal(path)):  # a crash could leave no database that can be used
+    if not _empty_wal(path):  # a crash could leave no database that can be used
         create_if_missing(_mark(path))
         wal, _ = _side_files(path)
         if wal.exists():  # commits that could not be written into the database
@@ -100,8 +93,8 @@ def _keep(path: Path, draft: Path) -> Path | None:
 
 
 def _empty_wal(path: Path) -> bool:
-    """Return whether the database is whole without its `-wal` file now. It cannot be if it is damaged."""
-    if not is_readable(path):  # closing it after it was opened to write could delete the file
+    """Do step 1. Return whether there is a database that is whole now. A damaged one cannot be."""
+    if not path.exists() or not is_readable(path):  # closing it after it was opened to write could delete the file
         return False
     try:
         empty_wal(path)

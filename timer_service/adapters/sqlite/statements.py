@@ -160,22 +160,6 @@ def translate_errors() -> Iterator[None]:
         raise DatabaseUnavailableError(str(error)) from error
 
 
-def fetch(connection: sqlite3.Connection, sql: str, parameters: Parameters) -> list[Row]:
-    """Run one statement; return all its rows."""
-    text, values = prepare(sql)
-    return _rows(connection, text, values(parameters))
-
-
-def fetch_each(connection: sqlite3.Connection, sql: str, many: Sequence[Parameters]) -> list[Row]:
-    """Run one statement for each of `many`; return all rows."""
-    if not many:
-        return []
-    if joined := join(sql, many):
-        return _rows(connection, *joined)
-    text, values = prepare(sql)
-    return [row for each in many for row in _rows(connection, text, values(each))]
-
-
 def _rows(connection: sqlite3.Connection, text: str, values: Any) -> list[Row]:
     """Run a statement; return all its rows. Raises `ConflictError` if a transaction must be tried again."""
     try:
@@ -189,14 +173,6 @@ def _rows(connection: sqlite3.Connection, text: str, values: Any) -> list[Row]:
         if connection.in_transaction:  # the statement may have written
             raise ConflictError(reason) from None
         return connection.execute(text, values).fetchall()
-
-
-def executemany(connection: sqlite3.Connection, sql: str, many: Sequence[Parameters]) -> int:
-    """Run one statement for each of `many`; return the number of rows changed."""
-    if not many:
-        return 0
-    text, values = prepare(sql)
-    return connection.executemany(text, map(values, many)).rowcount
 
 
 def insert(connection: sqlite3.Connection, sql: str, rows: Rows) -> Rows:
@@ -253,12 +229,20 @@ class Statements:
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
         """See `Transaction.fetch`."""
-        rows: list[Row] = await self._run(partial(fetch, sql=sql, parameters=parameters))
+        text, values = prepare(sql)
+        rows: list[Row] = await self._run(lambda connection: _rows(connection, text, values(parameters)))
         return rows
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> list[Row]:
         """See `Transaction.fetch_each`."""
-        return await self._run(partial(fetch_each, sql=sql, many=many)) if many else []
+
+        def fetch(connection: sqlite3.Connection) -> list[Row]:
+            if joined := join(sql, many):
+                return _rows(connection, *joined)
+            text, values = prepare(sql)
+            return [row for each in many for row in _rows(connection, text, values(each))]
+
+        return await self._run(fetch) if many else []
 
     async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
         """See `Transaction.execute`."""
@@ -266,7 +250,11 @@ class Statements:
 
     async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
         """See `Transaction.executemany`."""
-        return await self._run(partial(executemany, sql=sql, many=many)) if many else 0
+        if not many:
+            return 0
+        text, values = prepare(sql)
+        count: int = await self._run(lambda connection: connection.executemany(text, map(values, many)).rowcount)
+        return count
 
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         """See `Transaction.insert`."""

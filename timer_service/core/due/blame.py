@@ -35,21 +35,19 @@ OF_ENVIRONMENT = frozenset({Blame.OUTAGE, Blame.BUSY, Blame.SETUP})
 """Nothing can be applied then, and no command or row is at fault."""
 
 
+_CAUSES = (
+    (DatabaseSetupError, Blame.SETUP),
+    (DatabaseBusyError, Blame.BUSY),
+    (DatabaseBlockedError, Blame.BLOCKED),
+    (DatabaseUnavailableError, Blame.OUTAGE),
+    (ConflictError, Blame.CONFLICT),
+)
+"""The cause of each type of error. The first type that fits counts."""
+
+
 def blame(error: Exception) -> Blame:
     """Return what an error is caused by."""
-    match error:
-        case DatabaseSetupError():
-            return Blame.SETUP
-        case DatabaseBusyError():
-            return Blame.BUSY
-        case DatabaseBlockedError():
-            return Blame.BLOCKED
-        case DatabaseUnavailableError():
-            return Blame.OUTAGE
-        case ConflictError():
-            return Blame.CONFLICT
-        case _:
-            return Blame.COMMAND
+    return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Blame.COMMAND)
 
 
 class Evidence:

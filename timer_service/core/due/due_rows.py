@@ -79,11 +79,11 @@ class TenantTurns:
             first, last = await self._scan(reader, now, most - len(due), "")
             due += [tenant for tenant in first if tenant <= began_after]
             if last is not None and last >= began_after:
-                last = None
-        self._last = last or ""
+                last = None  # every tenant was looked at
         others = [tenant for tenant in due if tenant not in waiting]
         if len(others) > limit:
-            self._last = last = others[limit - 1]
+            last = others[limit - 1]
+        self._last = last or ""
         return others[:limit], last is None
 
     def continue_after(self, tenant: str) -> None:
@@ -148,8 +148,9 @@ class FairRows:
         if (available := row["count"]) <= limit:
             return await oldest([], available) if available else []
         tenants, are_all = await self.turns.next_due(tx, now, limit)
-        is_single = are_all and len(tenants) == 1  # the oldest rows are those of this tenant
-        rows = [] if is_single else list(await of_tenants(_equal_shares(tenants, limit)))
+        if are_all and len(tenants) == 1:  # the oldest rows are those of this tenant
+            return await oldest([], limit)
+        rows = list(await of_tenants(_equal_shares(tenants, limit)))
         return await oldest(rows, limit - len(rows)) if len(rows) < limit else rows
 
     async def _take_beside(
@@ -185,18 +186,16 @@ class FairRows:
 
         After a look that left out tenants, their due rows do not count, and the next look follows soon.
         """
-        look = self._look
         at: int | None
-        if look is None:
+        if (look := self._look) is None:
             (row,) = await reader.fetch(self._sql("next_available"))
             at = row["at"]
             return at
         if look.has_more:
             return look.at
         (row,) = await reader.fetch(self._sql("next_available_after"), {"now": look.at})
-        at = row["at"]
-        latest = look.at + _POLL_MS
-        return latest if at is None else min(at, latest)
+        at, poll_at = row["at"], look.at + _POLL_MS
+        return poll_at if at is None else min(at, poll_at)
 
 
 class DueRows(FairRows):

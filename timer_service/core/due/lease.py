@@ -7,7 +7,7 @@ both indexes end with it. The states of a row are in `timer_service.core`.
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
@@ -162,15 +162,13 @@ class Lease(FairRows):
 
     async def _filter(self, tx: Transaction, statement: str, rows: Sequence[Row]) -> list[Row]:
         """Return the rows whose keys a statement returns."""
-        found = await tx.fetch_each(statement, [self._held(row) for row in self._in_key_order(rows)])
+        found = await tx.fetch_each(statement, self._in_key_order(map(self._held, rows)))
         keys = set(map(self.key_of, found))
         return [row for row in rows if self.key_of(row) in keys]
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Complete rows at the instant `at`."""
-        count = await tx.executemany(
-            self._sql("complete"), [self._held(row, at=at) for row in self._in_key_order(rows)]
-        )
+        count = await tx.executemany(self._sql("complete"), self._in_key_order(self._held(row, at=at) for row in rows))
         await self._delete_texts(tx, rows)
         return count
 
@@ -194,26 +192,22 @@ class Lease(FairRows):
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Return rows to the waiting state. Each is available again at its `retry_at`."""
-        return await tx.executemany(
-            self._sql("retry"),
-            [
-                self._held(each.row, at=each.retry_at, error=each.error, uncounted=int(not each.counts))
-                for each in self._failures_in_key_order(failures)
-            ],
+        many = (
+            self._held(each.row, at=each.retry_at, error=each.error, uncounted=int(not each.counts))
+            for each in failures
         )
+        return await tx.executemany(self._sql("retry"), self._in_key_order(many))
 
     async def bury(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Give rows up. They stay in the table and are not claimed again."""
-        return await tx.executemany(
-            self._sql("bury"),
-            [self._held(each.row, error=each.error) for each in self._failures_in_key_order(failures)],
-        )
+        many = (self._held(each.row, error=each.error) for each in failures)
+        return await tx.executemany(self._sql("bury"), self._in_key_order(many))
 
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
         """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
         if rows:
             self.look_again()  # the rows that `take` left out may be these
-        return await tx.executemany(self._sql("release"), [self._held(row) for row in self._in_key_order(rows)])
+        return await tx.executemany(self._sql("release"), self._in_key_order(map(self._held, rows)))
 
     async def void(self, tx: Transaction, now: int) -> int:
         """End every lease. The caller knows that no other process can hold one. The attempts stay counted."""
@@ -228,12 +222,9 @@ class Lease(FairRows):
         """Return the parameters of a statement for a row under its lease: key, token and `values`."""
         return {column: row[column] for column in self.table.key} | {"token": row["lease_token"]} | values
 
-    def _in_key_order(self, rows: Sequence[Row]) -> list[Row]:
-        """Return rows in the order in which every transaction locks them, so that transactions cannot deadlock."""
-        return sorted(rows, key=self.key_of)
-
-    def _failures_in_key_order(self, failures: Sequence[Failure]) -> list[Failure]:
-        return sorted(failures, key=lambda failure: self.key_of(failure.row))
+    def _in_key_order(self, held: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return parameters in the order in which all transactions lock rows, so that they cannot deadlock."""
+        return sorted(held, key=self.key_of)
 
 
 async def take_over_claims(database: Database, lease: Lease, now: int) -> None:

@@ -1,6 +1,7 @@
 """Row counts for the gauges. They are sampled at intervals, not at each scrape, and each count has a limit."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from timer_service.core.due.due_rows import DueTable
@@ -27,35 +28,29 @@ class CountedRows(NamedTuple):
         return _SQL["count"].format(table=self.table, where=self.where)
 
 
+@dataclass(eq=False)
 class RowCounts:
     """A worker that sets the gauges of rows."""
 
-    def __init__(
-        self,
-        database: Database,
-        metrics: MetricsPort,
-        *,
-        counted: Sequence[CountedRows],
-        overdue: Mapping[str, str],
-    ) -> None:
-        """`counted`: the rows to count by state. `overdue`: the statements that count overdue rows, by table."""
-        self._database = database
-        self._metrics = metrics
-        self._counted = counted
-        self._overdue = overdue
+    database: Database
+    metrics: MetricsPort
+    counted: Sequence[CountedRows]
+    """The rows to count by state."""
+    overdue: Mapping[str, str]
+    """The statements that count overdue rows, by table."""
 
     async def tick(self, now: int) -> Pass:
         """Count the rows of each state and the overdue rows of each table, each up to a million."""
-        reader = self._database.queries
+        reader = self.database.queries
         total = 0
-        for each in self._counted:
+        for each in self.counted:
             (row,) = await reader.fetch(each.sql, {"limit": _LIMIT})
-            self._metrics.counted(each.table, each.state, row["count"])
+            self.metrics.counted(each.table, each.state, row["count"])
             total += row["count"]
-        for table, sql in self._overdue.items():
+        for table, sql in self.overdue.items():
             (row,) = await reader.fetch(sql, {"now": now, "limit": _LIMIT})
             since = now if row["oldest_at"] is None else row["oldest_at"]  # None: no row is overdue
-            self._metrics.overdue(table, row["count"], (now - since) / 1000)
+            self.metrics.overdue(table, row["count"], (now - since) / 1000)
         return Pass(total)
 
 

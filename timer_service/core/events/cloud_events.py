@@ -3,42 +3,44 @@
 A header has printable ASCII. Other characters, spaces, quotation marks and percent signs are percent-encoded.
 """
 
-import re
 import string
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from timer_service.core.values.address import Kind, kebab
+from timer_service.core.values.address import Kind
 from timer_service.core.values.instant import LATEST, format_instant
 from timer_service.core.values.message import Message
 
-_USUAL = re.compile(rb'\{"id":"([\w.:/-]+)","type":"([\w.]+)",.*?"timestampMs":([0-9]{1,14}),"payload":', re.DOTALL)
-"""How the body of an event begins, as `encode_event` writes it. No text in JSON has such a `"timestampMs":`, because it
-has no quotation marks without a backslash."""
+_PAYLOAD = b',"payload":'
 _UNCHANGED = string.punctuation.translate({ord('"'): None, ord("%"): None})
 
 
 def describe(message: Message) -> Message:
     """Return an event with the attributes in its headers, or the message if it is no event."""
-    address, _, body, headers = message
+    address, headers = message.address, message.headers
     if address.kind is not Kind.EVENT:
         return message
-    usual = _USUAL.match(body)
-    at: object
-    if usual is not None and kebab(message_type := usual[2].decode()) == address.message:
-        event_id, at = usual[1].decode(), int(usual[3])
-    else:  # its id has other characters, or the body is that of an event of another address
-        envelope: dict[str, Any] = from_json(body)
-        event_id, message_type = quote(envelope["id"], _UNCHANGED), quote(envelope["type"], _UNCHANGED)
-        at = envelope.get("timestampMs")
+    envelope = _read_envelope(message.body)
+    at = envelope.get("timestampMs")
     attributes = {
         "ce-specversion": "1.0",
-        "ce-id": event_id,
-        "ce-type": message_type,
+        "ce-id": quote(envelope["id"], _UNCHANGED),
+        "ce-type": quote(envelope["type"], _UNCHANGED),
         "ce-source": f"timer-service/{address.tenant}",
         **({"ce-time": format_instant(at)} if isinstance(at, int) and 0 <= at <= LATEST else {}),
         "ce-datacontenttype": "application/json",
     }
     return message._replace(headers={**headers, **attributes})
+
+
+def _read_envelope(body: bytes) -> Mapping[str, Any]:
+    """Return the fields of an event before its payload, which comes last and may be large."""
+    head, _, _ = body.partition(_PAYLOAD)  # no text in JSON has it: a quotation mark in a text has a backslash
+    try:
+        envelope: Mapping[str, Any] = from_json(head + b"}")
+    except ValueError:  # another field has a field of this name
+        envelope = from_json(body)
+    return envelope

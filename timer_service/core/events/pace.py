@@ -64,22 +64,24 @@ class Flight:
         """How to settle those that were published."""
         self._errors: list[BaseException] = []
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no other claim may be published meanwhile."""
-        return len(self.publishing) >= _OVERLAPPING_BATCHES
-
     def take_published(self) -> list[Settlement]:
         """Return what must be settled, and forget it."""
         taken, self.published = self.published, []
         return taken
 
+    async def wait_for_room(self, *, is_alone: bool) -> None:
+        """Wait until another claim may be published, or all were if the last one `is_alone`. Raises the first error."""
+        most = 0 if is_alone else _OVERLAPPING_BATCHES - 1
+        while len(self.publishing) > most:
+            await self.wait()
+            self.raise_first()
+
     async def wait(self, *, for_all: bool = False) -> None:
         """Wait until a claim was published, or all of them were. Keep the settlements and the errors."""
         if not self.publishing:
             return
-        until = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
-        finished, self.publishing = await asyncio.wait(self.publishing, return_when=until)
+        how = asyncio.ALL_COMPLETED if for_all else asyncio.FIRST_COMPLETED
+        finished, self.publishing = await asyncio.wait(self.publishing, return_when=how)
         for task in finished:
             if (error := task.exception()) is not None:
                 self._errors.append(error)
@@ -102,7 +104,7 @@ def share_lengths(
     """
     if sum(map(length_of, rows)) <= most:
         return rows, []
-    tenants = {row["tenant_id"] for row in rows}
+    share = most // len({row["tenant_id"] for row in rows})
     used: dict[str, int] = {}
     kept: list[Row] = []
     left: list[Row] = []
@@ -110,8 +112,5 @@ def share_lengths(
         tenant = row["tenant_id"]
         is_first = tenant not in used
         used[tenant] = used.get(tenant, 0) + length_of(row)
-        if is_first or used[tenant] <= most // len(tenants):
-            kept.append(row)
-        else:
-            left.append(row)
+        (kept if is_first or used[tenant] <= share else left).append(row)
     return kept, left

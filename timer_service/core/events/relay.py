@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -57,54 +58,40 @@ _UNSETTLED_PAUSE_MS = 1000
 """How long to wait before published rows are settled that another session had locked."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Relay:
     """A worker that publishes the events of the available rows of one table."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        broker: Broker,
-        lease: Lease,
-        encode: Encode,
-        clock: Clock,
-        metrics: MetricsPort,
-        batch_size: int,
-        max_attempts: int,
-        publishing: RecentFailure,
-        publish: Publish | None,
-        allowances: EventAllowances,
-        limited: bool,
-        claim_bytes: int,
-        rng: random.Random,
-    ) -> None:
-        """`publish` replaces `broker.publish`. `limited`: tenants that wait by `allowances` publish nothing.
+    database: Database
+    broker: Broker
+    lease: Lease
+    encode: Encode
+    clock: Clock
+    metrics: MetricsPort
+    batch_size: int
+    max_attempts: int
+    publishing: RecentFailure
+    publish: Publish | None
+    """Replaces `broker.publish`."""
+    allowances: EventAllowances
+    limited: bool
+    """Whether tenants that wait by `allowances` publish nothing."""
+    claim_bytes: int
+    """How many characters the long texts of a claim may have."""
+    rng: random.Random
+    """For the jitter of retries."""
 
-        `claim_bytes`: how many characters the long texts of a claim may have. `rng`: for the jitter of retries.
-        """
-        self._database = database
-        self._broker = broker
-        self._publish_all = publish or broker.publish
-        self._allowances = allowances
-        self._limited = limited
-        self._lease = lease
-        self._texts = lease.table.texts
+    def __post_init__(self) -> None:
+        self._publish_all = self.publish or self.broker.publish
+        self._texts = self.lease.table.texts
         self._loading = asyncio.Lock()
-        self._encode = encode
-        self._clock = clock
-        self._metrics = metrics
-        self._batch_size = batch_size
-        self._limit = self._first_limit = min(_FIRST_BATCH, batch_size)
-        self._claim_bytes = claim_bytes
-        self._max_attempts = max_attempts
-        self._publishing = publishing
-        self._rng = rng
+        self._limit = self._first_limit = min(_FIRST_BATCH, self.batch_size)
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
         self._evidence = Evidence()
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
-        self._settler = Settler(database, lease, clock, metrics)
+        self._settler = Settler(self.database, self.lease, self.clock, self.metrics)
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
@@ -133,8 +120,8 @@ class Relay:
         until = seconds() + PASS_SECONDS
         try:
             for _ in range(_BATCHES_PER_TICK):
-                now = max(now, self._clock.now())
-                if not self._broker.health.usable:
+                now = max(now, self.clock.now())
+                if not self.broker.health.usable:
                     self._pause.restart(now)
                 if seconds() > until or not self._pause.is_over(now):
                     break
@@ -147,9 +134,7 @@ class Relay:
                     flight.publishing.add(asyncio.create_task(self._fire(claim.rows)))
                 took_all = not claim.has_released and len(claim.rows) < limit
                 self._limit = self._first_limit if took_all else self._next_limit(claim)
-                while flight.is_full or (flight.publishing and (took_all or probing or claim.has_exhausted)):
-                    await flight.wait()
-                    flight.raise_first()
+                await flight.wait_for_room(is_alone=took_all or probing or claim.has_exhausted)
                 if took_all and not flight.published:
                     break
         finally:
@@ -161,15 +146,23 @@ class Relay:
 
     async def _next_at(self, claimed_at: int) -> int | None:
         """Return when to claim again, or to settle what is left; None if nothing waits."""
-        times = [self._clock.now() + _UNSETTLED_PAUSE_MS] if self._settler.waits else []
-        if (at := await self._lease.next_available(self._database.reader)) is not None:
-            if (go_on_at := self._allowances.next_at(claimed_at)) is not None:
-                at = min(at, go_on_at)
-            if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim them
-                at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-            # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
-            times.append(max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS)))
-        return min(times, default=None)
+        claim_at = await self._next_claim_at(claimed_at)
+        if not self._settler.waits:
+            return claim_at
+        settle_at = self.clock.now() + _UNSETTLED_PAUSE_MS
+        return settle_at if claim_at is None else min(claim_at, settle_at)
+
+    async def _next_claim_at(self, claimed_at: int) -> int | None:
+        """Return when to claim again; None if no row waits. `claimed_at`: the instant of the last claim."""
+        at = await self.lease.next_available(self.database.reader)
+        if at is None:
+            return None
+        if (go_on_at := self.allowances.next_at(claimed_at)) is not None:  # then a tenant may publish again
+            at = min(at, go_on_at)
+        if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:  # other instances claim these rows
+            at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
+        # During a pause, the next pass sees after the shortest one whether the broker was away and is back.
+        return max(at, min(self._pause.resume_at, self.clock.now() + SHORTEST_MS))
 
     def _next_limit(self, claim: _Claimed) -> int:
         """Return the limit of the next claim, after one that did not take all available rows.
@@ -177,52 +170,51 @@ class Relay:
         If rows were released, there was only room for those that were kept: the next claim has twice as many.
         """
         if not claim.has_released:
-            return min(_GROWTH * self._limit, self._batch_size)
-        return min(2 * len(claim.rows), self._batch_size) if claim.rows else self._limit
+            return min(_GROWTH * self._limit, self.batch_size)
+        return min(2 * len(claim.rows), self.batch_size) if claim.rows else self._limit
 
     async def _claim(self, now: int, limit: int, published: Sequence[Settlement], *, busy: bool) -> _Claimed:
         """Settle claims that were published, and claim the next rows, in one transaction.
 
         `busy`: claims are being published. Then an exhausted row is left for later.
         """
-        waiting = self._allowances.waiting(now) if self._limited else ()
+        waiting = self.allowances.waiting(now) if self.limited else ()
         claim_in = partial(self._claim_in, now=now, limit=limit, waiting=waiting, busy=busy)
         claimed = await self._settler.settle_and(published, claim_in)
         if claimed.rows or not published:  # else the transaction was needed to settle
-            self._metrics.claimed(len(claimed.rows))
+            self.metrics.claimed(len(claimed.rows))
         return claimed
 
     async def _claim_in(
         self, tx: Transaction, *, now: int, limit: int, waiting: Collection[str], busy: bool
     ) -> _Claimed:
         """Claim rows. Release all but one exhausted row, or those whose long texts are too much for one claim."""
-        rows: Sequence[Row] = await self._lease.claim(tx, now, limit, alone=self._database.exclusive, waiting=waiting)
+        rows: Sequence[Row] = await self.lease.claim(tx, now, limit, alone=self.database.exclusive, waiting=waiting)
         left: Sequence[Row] = []
         if exhausted := [row for row in rows if self._is_exhausted(row)][:1]:
             kept = [] if busy else exhausted
             rows, left = kept, [row for row in rows if row not in kept]
         elif self._texts is not None:
-            rows, left = share_lengths(rows, self._texts.length_of, self._claim_bytes)
-        await self._lease.release(tx, left)
+            rows, left = share_lengths(rows, self._texts.length_of, self.claim_bytes)
+        await self.lease.release(tx, left)
         return _Claimed(rows, bool(left), bool(exhausted))
 
     def _is_exhausted(self, row: Row) -> bool:
         """Return whether all attempts of a row were used up before this claim.
 
         A row whose last attempt fails is buried. So at that attempt the process died, or lost its lease, while it
-        handled this row and others. The row is now published alone: so it is given up only if it alone ends the
-        process, and not because of a crash loop with another cause.
+        handled this row and others. Now the row is published alone, and is given up only if it ends the process alone.
         """
-        exhausted: bool = row["attempt"] > self._max_attempts
+        exhausted: bool = row["attempt"] > self.max_attempts
         return exhausted
 
     async def _fire(self, rows: Sequence[Row]) -> Settlement | None:
         """Publish rows and settle them, or return how the transaction of the next claim can do it."""
-        if rows[0]["attempt"] > self._max_attempts + DEATHS_ALONE:  # an exhausted row, which was claimed alone
-            settlement = Settlement(self._clock.now(), bury=[Failure(rows[0], GIVEN_UP, self._clock.now())])
+        if rows[0]["attempt"] > self.max_attempts + DEATHS_ALONE:  # an exhausted row, which was claimed alone
+            settlement = Settlement(self.clock.now(), bury=[Failure(rows[0], GIVEN_UP, self.clock.now())])
         else:
             settlement = await self._publish(rows)
-            if settlement.all_completed and self._database.exclusive:
+            if settlement.all_completed and self.database.exclusive:
                 return settlement
         await self._settler.settle([settlement])
         return None
@@ -234,19 +226,17 @@ class Relay:
         was set back since the claim, the rows are fired at the instant of the claim: no event may say that its row
         fired before it was due.
         """
-        until = self._clock.now() + self._lease.hold_ms // 2
-        settlement = Settlement(max(self._clock.now(), self._lease.claimed_at(rows[0])), whole=True)
+        until = self.clock.now() + self.lease.hold_ms // 2
+        settlement = Settlement(max(self.clock.now(), self.lease.claimed_at(rows[0])), whole=True)
         waiting = deque(rows)
-        while waiting and not settlement.release and self._clock.now() <= until:
+        while waiting and not settlement.release and self.clock.now() <= until:
             if messages := await self._encode_chunk(waiting, settlement):
                 started = time.perf_counter()
                 results = await self._publish_all([message for _, message in messages])
-                self._metrics.published(time.perf_counter() - started)
+                self.metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
                 answers = zip(messages, results, strict=True)
-                self._allowances.count(
-                    each for (_, each), answer in answers if answer.status is PublishStatus.PUBLISHED
-                )
+                self.allowances.count(each for (_, each), answer in answers if answer.status is PublishStatus.PUBLISHED)
         settlement.release += waiting
         self._set_pause(settlement)
         return settlement
@@ -263,41 +253,40 @@ class Relay:
             size += LONGEST_IN_ROW + (self._texts.length_of(row) if self._texts else 0)
         try:
             async with self._loading:  # claims that overlap are published in their order
-                texts = await self._texts.load(self._database.reader, chunk) if self._texts else {}
+                texts = await self._texts.load(self.database.reader, chunk) if self._texts else {}
         except DatabaseUnavailableError:
             settlement.release += chunk
             return []
         messages: list[tuple[Row, Message]] = []
         for row in chunk:
             try:
-                loaded = self._texts.with_text(row, self._lease.table.claimed, texts) if self._texts else row
-                messages.append((row, self._encode(loaded, settlement.at)))
+                loaded = self._texts.with_text(row, self.lease.table.claimed, texts) if self._texts else row
+                messages.append((row, self.encode(loaded, settlement.at)))
             except Exception as error:
-                log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
+                log.exception("row cannot be encoded", extra={"table": self.lease.table.name})
                 self._fail(row, f"cannot be encoded: {error_text(error)}", settlement)
         return messages
 
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
 
-        No attempt counts if it has refused several events since it stored one: the fault is probably not in them.
+        No attempt counts if the broker has refused several events since it stored one: they are probably not at fault.
         """
-        table = self._lease.table.name
-        refused = [
-            (table, self._lease.key_of(row))
-            for row, result in zip(rows, results, strict=True)
-            if result.status is PublishStatus.REFUSED
-        ]
-        has_stored = any(result.status is PublishStatus.PUBLISHED for result in results)
-        self._evidence.record([table] if has_stored else [], refused)
-        counts = not self._evidence.is_environment(table)
+        refused: list[tuple[Row, str]] = []
+        has_stored = False
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
+                has_stored = True
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
             else:
-                self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
+                refused.append((row, result.reason))
+        table = self.lease.table.name
+        self._evidence.record([table] if has_stored else [], [(table, self.lease.key_of(row)) for row, _ in refused])
+        counts = not self._evidence.is_environment(table)
+        for row, reason in refused:
+            self._fail_or_wait(row, reason, settlement, counts=counts, alone=len(rows) == 1)
         self._report_failures(results, counts=counts)
 
     def _report_failures(self, results: Sequence[PublishResult], *, counts: bool) -> None:
@@ -305,24 +294,23 @@ class Relay:
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
-            self._metrics.publish_failed(status, len(reasons))
+            self.metrics.publish_failed(status, len(reasons))
             if status in TRANSIENT or not counts:
-                self._publishing.record(f"events cannot be stored: {reasons[0]}")
+                self.publishing.record(f"events cannot be stored: {reasons[0]}")
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
-        """Pause if events were not stored for a reason outside them: longer each time while none is stored."""
+        """Pause if events were not stored without their fault: shortly if others were, else longer each time."""
         has_failed = bool(settlement.release) or not all(each.counts for each in settlement.retry)
-        if not settlement.complete:
+        if settlement.complete:
+            self._refused_alone = 0
+            self._pause.end()
             if has_failed:
-                self._pause.lengthen(self._clock.now())
-            return
-        if has_failed:
-            self._pause.shorten(self._clock.now())
-        else:
-            self._publishing.clear()
-        self._pause.end()
-        self._refused_alone = 0
+                self._pause.shorten(self.clock.now())
+            else:
+                self.publishing.clear()
+        elif has_failed:
+            self._pause.lengthen(self.clock.now())
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
         """Settle a refused row. `counts`: the row is at fault. Otherwise every event is refused: try each in its turn.
@@ -335,17 +323,17 @@ class Relay:
             # Each probe waits for the longest pause. So all other rows are probed before this one is again.
             self._refused_alone += 1
             delay = min((self._refused_alone + 1) * LONGEST_MS, _LONGEST_TURN_MS)
-            settlement.retry.append(Failure(row, error, self._clock.now() + delay, counts=False))
+            settlement.retry.append(Failure(row, error, self.clock.now() + delay, counts=False))
         else:
             settlement.release.append(row)
 
     def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
         """Settle a row that failed: retry it after a backoff, or bury it if this was its last attempt."""
         attempt: int = row["attempt"]
-        delay = _BACKOFF.delay(attempt, self._rng)
-        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
-        if attempt < self._max_attempts:
+        delay = _BACKOFF.delay(attempt, self.rng)
+        failure = Failure(row, error, self.clock.now() + delay // timedelta(milliseconds=1))
+        if attempt < self.max_attempts:
             settlement.retry.append(failure)
         else:
-            self._evidence.forget(self._lease.table.name, self._lease.key_of(row))
+            self._evidence.forget(self.lease.table.name, self.lease.key_of(row))
             settlement.bury.append(failure)

@@ -100,10 +100,10 @@ class Settler:
     async def _settle(self, settlement: Settlement) -> None:
         """Settle rows. If that fails, settle them in halves, so that one bad row does not hold the others.
 
-        A row that cannot be settled alone keeps its lease until the lease expires. What is left waits for
-        `settle_left`: rows that another session has locked, and the rest after an outage, a cancellation or two
-        seconds. Raises an outage, and the error of a row if five rows failed alone and none was settled. Then the cause
-        is probably not in the rows, and all of them are left.
+        A row that cannot be settled alone is logged, and keeps its lease until that expires. The other rows that are
+        not settled are left for `settle_left`: those that another session has locked, and the rest after two seconds,
+        an outage or a cancellation. If five rows failed alone and none was settled, the cause is probably not in the
+        rows: all are left, and the error of a row is raised. An outage is raised too.
         """
         rows = settlement.rows
         unsettled = set(map(id, rows))

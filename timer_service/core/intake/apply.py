@@ -63,8 +63,8 @@ class Handlers:
         applied a command behind one for which another handler had no room.
         """
         numbers = self._numbers_of_routes(decoded)
-        end = len(decoded)  # the number of the first command for which a handler has no room
-        last = -1  # the number of the last command that a handler has applied
+        end = len(decoded)  # the commands from this number on are left to a later transaction
+        last_applied = -1
         applied: list[Applied] = []
         for route in self._routes:
             own = [number for number in numbers.get(route, ()) if number < end]
@@ -75,13 +75,14 @@ class Handlers:
                 results = await route.handle(tx, commands, now)
             except TooManyCommandsError as error:
                 raise TooManyCommandsError(own[error.number]) from None  # the handler counts only its own commands
-            assert results  # noqa: S101 - else the same commands would be tried for ever
-            if len(results) < len(own):
-                end = own[len(results)]
-            last = max(last, own[len(results) - 1])
-            raws = [decoded[number][0] for number in own[: len(results)]]
-            applied.append(Applied(route, raws, commands[: len(results)], results))
-        if last >= end:
+            count = len(results)
+            assert count  # noqa: S101 - else the same commands would be tried for ever
+            if count < len(own):
+                end = own[count]
+            last_applied = max(last_applied, own[count - 1])
+            raws = [decoded[number][0] for number in own[:count]]
+            applied.append(Applied(route, raws, commands[:count], results))
+        if last_applied >= end:
             raise TooManyCommandsError(end)
         rejected = [each for _, each in decoded[:end] if isinstance(each, Rejected)]
         if rejected:
@@ -114,14 +115,12 @@ async def wake(applied: Iterable[Applied]) -> None:
     for group in applied:
         earliest: dict[str | None, int] = {}
         for result in group.results:
-            at = result.wake_at
+            at, lane, loop = result.wake_at, result.lane, result.loop
             if at is None:
                 continue
-            if result.lane is not None:
-                group.route.offer(result.lane, at)
-                if result.loop is None:  # only workers of users take the row
-                    continue
-            if at < earliest.get(result.loop, _NEVER):
-                earliest[result.loop] = at
+            if lane is not None:
+                group.route.offer(lane, at)
+            if (lane is None or loop is not None) and at < earliest.get(loop, _NEVER):
+                earliest[loop] = at
         for loop, at in earliest.items():
             await group.route.wake(at, loop)

@@ -40,9 +40,11 @@ class Backlog:
         return await self._read_until() is not None
 
     async def is_applied(self, now: int) -> bool:
-        """Return whether all these commands are applied, but for those behind a command that failed or is locked."""
+        """Return whether each of these commands is applied, or waits behind one that failed or is locked."""
         until = await self._read_until()
-        return until is not None and not await waiting_rows.is_ready(self._database.reader, until, now)
+        if until is None:
+            return False
+        return not await waiting_rows.is_ready(self._database.reader, until, now)
 
     async def _read_until(self) -> Position | None:
         """Return a position behind which none of these commands is; None while not all of them are read.
@@ -52,24 +54,23 @@ class Backlog:
         if self._until is None and (self._end is not None or await self.begin()):
             assert self._end is not None  # noqa: S101 - `begin` has set it
             reached = await cursor.find(self._database.reader)
-            if _is_at_end(reached, self._end) or await self._is_at_new_end(reached, self._end):
+            if not _is_at_end(reached, self._end):
+                self._end = await self._find_changed_end(reached, self._end)
+            if _is_at_end(reached, self._end):
                 self._until = Position(0, 0) if reached is None else Position(reached.epoch, reached.sequence)
         return self._until
 
-    async def _is_at_new_end(self, reached: LogCursor | None, end: LogCursor) -> bool:
-        """Return whether the log was replaced or rolled back, so that it has another end now, and was read up to that.
+    async def _find_changed_end(self, reached: LogCursor | None, end: LogCursor) -> LogCursor:
+        """Return where the log ends now if it was replaced or rolled back since `end`; else `end`.
 
-        If it has grown again since, it was read as far as the end before, but the times did not fit in `_is_at_end`.
+        A log that was rolled back and has grown again was read as far as `end`, but `_is_at_end` finds other times.
         """
         found = await self._find_end()
         if found is None:
-            return False
+            return end
         is_shorter_or_other = found.log != end.log or found.sequence < end.sequence
         is_read_as_far = reached is not None and reached.log == end.log and reached.sequence >= end.sequence
-        if not (is_shorter_or_other or is_read_as_far):
-            return False
-        self._end = found
-        return _is_at_end(reached, found)
+        return found if is_shorter_or_other or is_read_as_far else end
 
     async def _find_end(self) -> LogCursor | None:
         """Return where the log ends now; None if the broker does not say it."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -57,37 +58,25 @@ class _Written(NamedTuple):
     applied: Sequence[tuple[WaitingRow, int]]  # rows, and how many commands of each were applied or rejected
 
 
+@dataclass(kw_only=True, eq=False)
 class Commits:
     """The transactions of the process that reads the log. It keeps what is known of the cursor and of what waits."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        broker: Broker,
-        handlers: Handlers,
-        clock: Clock,
-        metrics: MetricsPort,
-        reply_prefix: str,
-        audit: AuditLog,
-        wake_outbox: Callable[[], Awaitable[None]],
-        on_done: OnDone | None,
-        on_rejected: OnRejected | None,
-    ) -> None:
-        self._database = database
-        self._broker = broker
-        self.handlers = handlers
-        self._clock = clock
-        self._metrics = metrics
-        self._reply_prefix = reply_prefix
-        self._audit = audit
-        self._wake_outbox = wake_outbox
-        self._on_done = on_done
-        self._on_rejected = on_rejected
-        self.place: Place
-        self.waiting = Waiting()
-        self.waits_briefly = False
-        """Whether a transaction waits only briefly for a locked row."""
+    database: Database
+    broker: Broker
+    handlers: Handlers
+    clock: Clock
+    metrics: MetricsPort
+    reply_prefix: str
+    audit: AuditLog
+    wake_outbox: Callable[[], Awaitable[None]]
+    on_done: OnDone | None
+    on_rejected: OnRejected | None
+    place: Place = field(init=False)
+    """Set by the reader when it begins."""
+    waiting: Waiting = field(init=False, default_factory=Waiting)
+    waits_briefly: bool = field(init=False, default=False)
+    """Whether a transaction waits only briefly for a locked row."""
 
     async def of_log(self, decoded: Sequence[Decoded], later: Sequence[RawCommand], last: RawCommand) -> Done:
         """Apply commands of the log, store others, and move the cursor to `last`, the last one of both.
@@ -109,15 +98,15 @@ class Commits:
         """Change waiting rows without applying anything, if no other process has moved the cursor."""
 
         async def write(tx: Transaction) -> Place:
-            place = await cursor.move(tx, self.place, self._clock.now())
+            place = await cursor.move(tx, self.place, self.clock.now())
             await work(tx)
             return place
 
-        self.place = await in_transaction(self._database, write, accepting=True)
+        self.place = await in_transaction(self.database, write, accepting=True)
 
     async def keep(self, place: Place) -> None:
         """Write a place without applying anything, and renew the lease of the reader."""
-        self.place = await in_transaction(self._database, lambda tx: cursor.move(tx, place, self._clock.now()))
+        self.place = await in_transaction(self.database, lambda tx: cursor.move(tx, place, self.clock.now()))
 
     def _behind(self, last: RawCommand) -> Place:
         """Return the place of the cursor behind a command."""
@@ -136,8 +125,8 @@ class Commits:
             self.waiting.applied(row.tenant, number, row.size if is_deleted else 0)
         try:  # the commands are applied, so no error may let them be applied again
             await self._finish(written.done)
-            if self._on_done is not None:
-                self._on_done(written.done, began)
+            if self.on_done is not None:
+                self.on_done(written.done, began)
         except Exception:
             log.exception("the work after a commit failed; replies may be missing")
         return written.done
@@ -146,10 +135,10 @@ class Commits:
         """Do the work in a transaction. If it may not apply so many commands, do it again with fewer."""
         most = len(work.decoded)
         while True:
-            letters = await build_letters(work.decoded[:most], self._broker.features.max_message_bytes)
+            letters = await build_letters(work.decoded[:most], self.broker.max_message_bytes)
             write = partial(self._write, work=work, most=most, letters=letters)
             try:
-                return await in_transaction(self._database, write, accepting=True)
+                return await in_transaction(self.database, write, accepting=True)
             except TooManyCommandsError as error:
                 most = error.number
 
@@ -158,7 +147,7 @@ class Commits:
 
         `letters`: the dead letters of rejected commands. Raises `LostCursorError` and `TooManyCommandsError`.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         decoded, last = work.decoded, work.last
         wanted = self.place if last is None else self._behind(last)
         place = await cursor.move(tx, wanted, now)  # first, so that a process that lost the cursor does nothing else
@@ -182,18 +171,18 @@ class Commits:
             self._count(group)
         await wake(done.applied)
         if done.rejected:
-            await self._wake_outbox()
+            await self.wake_outbox()
             for each in done.rejected:
                 self._record(each)
-            inboxes = [(each, inbox_of(each.raw, self._reply_prefix)) for each in done.rejected]
-            await self._broker.reply([Reply(to, each.reply()) for each, to in inboxes if to is not None])
-        await send_replies(self._broker, [reply for group in done.applied for reply in self._replies_to(group)])
+            inboxes = [(each, inbox_of(each.raw, self.reply_prefix)) for each in done.rejected]
+            await self.broker.reply([Reply(to, each.reply()) for each, to in inboxes if to is not None])
+        await send_replies(self.broker, [reply for group in done.applied for reply in self._replies_to(group)])
 
     def _count(self, group: Applied) -> None:
         """Count the outcomes of commands by their types, and write audit lines."""
         names = list(map(_NAME, group.results))
         for (command_type, name), count in Counter(zip(map(_TYPE, group.commands), names, strict=True)).items():
-            self._metrics.command_handled(command_type, str(name), count)
+            self.metrics.command_handled(command_type, str(name), count)
         if OVER_QUOTA in names or any(each.payload.is_operator_action for each in group.commands):
             self._write_audit(group)
 
@@ -202,7 +191,7 @@ class Commits:
         return [
             (to, command.id, result)
             for raw, command, result in zip(group.raws, group.commands, group.results, strict=True)
-            if command.reply_to and (to := inbox_of(raw, self._reply_prefix)) is not None
+            if command.reply_to and (to := inbox_of(raw, self.reply_prefix)) is not None
         ]
 
     def _write_audit(self, group: Applied) -> None:
@@ -210,9 +199,9 @@ class Commits:
         for command, result in zip(group.commands, group.results, strict=True):
             about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
             if result.name == OVER_QUOTA:
-                self._audit.record(REFUSED, command.tenant, **about, sequence=command.position.sequence)
+                self.audit.record(REFUSED, command.tenant, **about, sequence=command.position.sequence)
             if command.payload.is_operator_action:
-                self._audit.record(OPERATOR_ACTION, command.tenant, **about, sequence=command.position.sequence)
+                self.audit.record(OPERATOR_ACTION, command.tenant, **about, sequence=command.position.sequence)
 
     def _record(self, rejected: Rejected) -> None:
         """Count a rejected command, show it to the operator's page, and write an audit line."""
@@ -220,14 +209,14 @@ class Commits:
         command_type = "unknown"  # any text of a user would make the number of metrics unbounded
         if rejected.envelope is not None and rejected.envelope.type in self.handlers.payloads:
             command_type = rejected.envelope.type
-        self._metrics.command_handled(command_type, "rejected")
-        self._metrics.dead_letter_stored(code)
-        if self._on_rejected is not None:
-            self._on_rejected(rejected, self._clock.now())
+        self.metrics.command_handled(command_type, "rejected")
+        self.metrics.dead_letter_stored(code)
+        if self.on_rejected is not None:
+            self.on_rejected(rejected, self.clock.now())
         about = {
             "command_id": printable(rejected.command_id, _LONGEST_ID),
             "type": command_type,
             "sequence": rejected.raw.position.sequence,
             "code": code.value,
         }
-        self._audit.record(REJECTED, rejected.raw.address.tenant, **about)  # the reason quotes the command
+        self.audit.record(REJECTED, rejected.raw.address.tenant, **about)  # the reason quotes the command

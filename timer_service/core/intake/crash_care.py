@@ -56,16 +56,18 @@ class CrashCare:
         row = rows[0]
         if self._is_over(row):
             return [each for each in rows if self._is_over(each)]
-        if row.tenant not in self._alone:  # the first choice, so the mark is that of a process that has died
-            if row.tried == 1:
-                row = row._replace(deaths=row.deaths + 1)
-            if row.deaths and 0 <= age < SUSPECT_MS:  # less than 0: the clock was set back
-                return []
+        is_first_choice = row.tenant not in self._alone  # so the mark is that of a process that has died
+        if is_first_choice and row.tried == 1:
+            row = row._replace(deaths=row.deaths + 1)
+        if is_first_choice and row.deaths and 0 <= age < SUSPECT_MS:  # less than 0: the clock was set back
+            return []
         alone = self._alone.get(row.tenant, row.tried)
-        row = row._replace(limit=1 if alone > 0 or len(row.next) <= GROUP_COMMANDS else GROUP_COMMANDS)
-        self._alone[row.tenant] = max(alone - len(row.next), 0)
-        self._survived[row.tenant] = self._survived.get(row.tenant, 0) + len(row.next)
-        await self._commits.change(lambda tx: waiting_rows.mark(tx, row, len(row.next)))
+        is_single = alone > 0 or len(row.next) <= GROUP_COMMANDS
+        row = row._replace(limit=1 if is_single else GROUP_COMMANDS)
+        chosen = len(row.next)
+        self._alone[row.tenant] = max(alone - chosen, 0)
+        self._survived[row.tenant] = self._survived.get(row.tenant, 0) + chosen
+        await self._commits.change(lambda tx: waiting_rows.mark(tx, row, chosen))
         return [row]
 
     def _is_over(self, row: WaitingRow) -> bool:

@@ -1,7 +1,7 @@
 """Decodes commands without blocking the event loop for long."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.turns import Turns
@@ -29,19 +29,28 @@ async def decode(batch: Sequence[RawCommand], payloads: Mapping[str, type[Tenant
     turns = Turns(LARGE_BYTES, pauses=True)
     for raw in batch:
         if raw.size > LARGE_BYTES:
+            decoded.append(await _decode_large(raw, models, payloads))
             turns = Turns(LARGE_BYTES, pauses=True)
-            command = await asyncio.to_thread(_decode, raw, models, payloads)
-            if isinstance(command, Rejected):
-                await turns.begin(0)  # with a pause, because parsing stops the other tasks also in a thread
-            else:
-                turns = Turns(LARGE_BYTES, pauses=True)  # no pause: the other tasks run while it is applied
-        else:
-            if turns.count(raw.size):
-                await turns.begin(raw.size)
-            command = _decode(raw, models, payloads)
-        decoded.append(command)
+            continue
+        if turns.count(raw.size):
+            await turns.begin(raw.size)
+        decoded.append(_decode(raw, models, payloads))
     await turns.take(0)
     return decoded
+
+
+async def _decode_large(
+    raw: RawCommand, models: Mapping[str, type[TenantPayload]], payloads: Mapping[str, type[TenantPayload]]
+) -> Command | Rejected:
+    """Decode a large command in a thread. If it is refused, wait for as long as that took.
+
+    Parsing stops the other tasks also in a thread. After a valid command, they run while it is applied.
+    """
+    turns = Turns(LARGE_BYTES, pauses=True)
+    command = await asyncio.to_thread(_decode, raw, models, payloads)
+    if isinstance(command, Rejected):
+        await turns.begin(0)
+    return command
 
 
 def _decode(
@@ -66,24 +75,6 @@ def _decode_in_steps(raw: RawCommand, payloads: Mapping[str, type[TenantPayload]
 def reject(raw: RawCommand, rejection: Rejection) -> Rejected:
     """Return the rejection of a command that could be decoded."""
     return Rejected(raw, rejection, _without_payload(decode_envelope(raw.body)))
-
-
-def parts(batch: Sequence[RawCommand], most_bytes: int) -> Iterator[list[RawCommand]]:
-    """Yield parts of a batch, each of at most `most_bytes`. A single command may have more.
-
-    Large commands do not count: unless they come alone, they are stored without being decoded.
-    """
-    part: list[RawCommand] = []
-    size = 0
-    for raw in batch:
-        counted = raw.size if raw.size <= LARGE_BYTES else 0
-        if part and size + counted > most_bytes:
-            yield part
-            part, size = [], 0
-        part.append(raw)
-        size += counted
-    if part:
-        yield part
 
 
 def _without_context(rejection: Rejection) -> Rejection:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from timer_service.core.due.blame import OF_ENVIRONMENT, Blame, blame
 from timer_service.core.intake import cursor
@@ -23,19 +24,18 @@ from timer_service.core.intake.apply import Decoded, Done
 from timer_service.core.intake.commit import Commits
 from timer_service.core.intake.crash_care import SUSPECT_MS, CrashCare
 from timer_service.core.intake.cursor import LostCursorError, Taken
-from timer_service.core.intake.decoder import decode, parts, reject
+from timer_service.core.intake.decoder import LARGE_BYTES, decode, reject
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.intake.trouble import Trouble
 from timer_service.core.intake.waiting import FAR_BEHIND, MOST_BYTES, Shares, divide
 from timer_service.core.intake.waiting_rows import WaitingRow, applied_of_rows, find_all, find_first
-from timer_service.core.ports.clock import Clock
-from timer_service.core.ports.database import Database
 from timer_service.core.ports.health import Health, OutageLog, worst
-from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError
+from timer_service.core.ports.log import CommandLog, LogBatch, LogUnavailableError, read_left_bodies
 from timer_service.core.values.budget import Budget
 from timer_service.core.values.error_text import error_text
 from timer_service.core.values.errors import Code, Rejection, StartError
 from timer_service.core.values.message import Command
+from timer_service.core.values.parts import split
 from timer_service.core.values.raw_command import RawCommand
 
 log = logging.getLogger(__name__)
@@ -52,35 +52,26 @@ _LOG_SHARE = 3
 """While the log has more commands, it has so many times as much time as the waiting commands."""
 _OTHERS_SECONDS = 0.5
 _BRIEF_SECONDS = 10
+_KILLED = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
 
 
+@dataclass(kw_only=True, eq=False)
 class LogReader:
     """Reads the log and applies the commands until it is stopped."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        database: Database,
-        command_log: CommandLog,
-        clock: Clock,
-        *,
-        batch_size: int,
-        outages: OutageLog,
-        budget: Budget,
-        from_now: bool,
-    ) -> None:
-        """`from_now`: a new database skips the commands that are in the log already."""
-        self._commits = commits
-        self._handlers = commits.handlers
-        self._database = database
-        self._log = command_log
-        self._clock = clock
-        self._batch_size = batch_size
-        self._budget = budget
-        self._from_now = from_now
-        self._trouble = Trouble(outages)
+    commits: Commits
+    command_log: CommandLog
+    batch_size: int
+    outages: OutageLog
+    budget: Budget
+    from_now: bool
+    """Whether a new database skips the commands that are in the log already."""
+
+    def __post_init__(self) -> None:
+        self._database, self._clock, self._handlers = self.commits.database, self.commits.clock, self.commits.handlers
+        self._trouble = Trouble(self.outages)
         self._name = secrets.token_hex(8)
-        self._waiting = commits.waiting
+        self._waiting = self.commits.waiting
         self._care: CrashCare | None = None
         """None after an orderly stop."""
         self._begun = False
@@ -122,7 +113,7 @@ class LogReader:
     async def stop(self) -> None:
         """Finish the turn in progress, and let another process read."""
         self._stopping.set()
-        await self._log.close()
+        await self.command_log.close()
 
     async def run(self) -> None:
         """Read and apply until stopped. Whatever fails is tried again from the cursor."""
@@ -167,8 +158,8 @@ class LogReader:
         if taken is None:
             return False
         if taken.after_crash:
-            self._care = CrashCare(self._commits, self._clock, self._batch_size)
-        self._commits.place = taken.place
+            self._care = CrashCare(self.commits, self._clock, self.batch_size)
+        self.commits.place = taken.place
         await self._open_log(taken)
         self._waiting.load(await find_all(self._database.reader))
         self._set_health(Health())
@@ -183,7 +174,9 @@ class LogReader:
         await self._renew_lease()
         batch = await self._next_batch(seconds)
         if batch.commands:
-            await self._apply_batch(batch)
+            behind = await self._behind_for_others(batch)
+            for part in split(batch.commands, _counted_bytes, max_bytes=self.budget.part):
+                await self._apply_part(part, behind)
         has_turn = self._is_turn_of_waiting(batch.behind)
         if has_turn:
             await self._apply_waiting()
@@ -195,11 +188,11 @@ class LogReader:
 
         Log what was found, and store the cursor if it is another one now.
         """
-        opening = await self._log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
-        if taken.is_new and self._from_now and opening.unread:
+        opening = await self.command_log.open(None if taken.is_new else taken.place.cursor, taken.database_id)
+        if taken.is_new and self.from_now and opening.unread:
             log.info("skipping the commands that are in the log already", extra={"count": opening.unread})
-            end = (await self._log.end())._replace(epoch=opening.cursor.epoch)  # `end` does not know the epoch
-            opening = await self._log.open(end, taken.database_id)
+            end = (await self.command_log.end())._replace(epoch=opening.cursor.epoch)  # `end` does not know the epoch
+            opening = await self.command_log.open(end, taken.database_id)
         elif taken.is_new:
             log.info("reading the command log from its beginning", extra={"count": opening.unread})
         elif opening.is_other:
@@ -210,7 +203,7 @@ class LogReader:
         if opening.removed:
             log.error("commands were removed from the log before they were read", extra={"count": opening.removed})
         if opening.cursor != taken.place.cursor:
-            await self._commits.keep(self._commits.place._replace(cursor=opening.cursor))
+            await self.commits.keep(self.commits.place._replace(cursor=opening.cursor))
 
     async def _next_batch(self, seconds: float) -> LogBatch:
         """Return the next commands of the log; none if so much waits that it is not read on.
@@ -222,12 +215,12 @@ class LogReader:
         if self._is_full:
             await self._pause(seconds)
             return LogBatch((), 0)
-        return await self._log.read(self._batch_size, self._budget.batch, seconds)
+        return await self.command_log.read(self.batch_size, self.budget.batch, seconds)
 
     async def _renew_lease(self) -> None:
         """Renew the lease of this process once a second if other processes could read. Transactions renew it too."""
         if not self._database.exclusive and time.monotonic() - self._kept_at > _KEEP_SECONDS:
-            await self._commits.keep(self._commits.place)
+            await self.commits.keep(self.commits.place)
             self._kept_at = time.monotonic()
 
     def _is_turn_of_waiting(self, behind: int) -> bool:
@@ -240,12 +233,6 @@ class LogReader:
         log_had_its_share = time.monotonic() - self._waiting_turn_ended >= _LOG_SHARE * self._waiting_turn_took
         return behind == 0 or log_had_its_share
 
-    async def _apply_batch(self, batch: LogBatch) -> None:
-        """Apply or store the commands of a batch, one part after the other."""
-        behind = await self._behind_for_others(batch)
-        for part in parts(batch.commands, self._budget.part):
-            await self._apply_part(part, behind)
-
     async def _behind_for_others(self, batch: LogBatch) -> int:
         """Return how many commands are behind a batch; 0 if all of the log are of one tenant, so that no other waits.
 
@@ -256,7 +243,7 @@ class LogReader:
         if batch.behind <= FAR_BEHIND or any(each.address.tenant != tenant for each in batch.commands):
             return batch.behind
         if time.monotonic() > self._others_until:
-            self._has_others = await self._log.has_others(tenant)
+            self._has_others = await self.command_log.has_others(tenant)
             self._others_until = time.monotonic() + _OTHERS_SECONDS
         return batch.behind if self._has_others else 0
 
@@ -273,27 +260,26 @@ class LogReader:
         else:
             shares = divide(part, self._waiting.tenants, behind, self._trouble.stopped)
         decoded = await self._decode(shares.now)
-        self._commits.waits_briefly = time.monotonic() < self._brief_until
+        self.commits.waits_briefly = time.monotonic() < self._brief_until
         try:
-            done = await self._commits.of_log(decoded, shares.later, part[-1])
+            done = await self.commits.of_log(decoded, shares.later, part[-1])
         except Exception as error:
             if not decoded or not _may_divide(error):  # without decoded commands, none can be at fault
                 raise
             self._record_division(error)
-            await self._commits.of_log((), part, part[-1])
+            await self.commits.of_log((), part, part[-1])
         else:
             self._record_success(done)
 
     async def _decode(self, raws: Sequence[RawCommand]) -> list[Decoded]:
         """Return each command with what decoding it gave."""
-        decoded = await decode(raws, self._handlers.payloads)
-        return list(zip(raws, decoded, strict=True))
+        return list(zip(raws, await decode(raws, self._handlers.payloads), strict=True))
 
     def _record_division(self, error: Exception) -> None:
         """Log the error of a transaction that is divided. After a lock, the next ones wait only briefly for locks."""
         if blame(error) is Blame.BLOCKED:
             self._brief_until = time.monotonic() + _BRIEF_SECONDS
-            self._commits.waits_briefly = True
+            self.commits.waits_briefly = True
         log.warning("transaction of commands failed; dividing it", extra={"reason": error_text(error)})
 
     def _record_success(self, done: Done) -> None:
@@ -304,7 +290,7 @@ class LogReader:
     async def _apply_waiting(self) -> None:
         """Apply commands of the tenants whose turn it is, in one transaction or more, and put these tenants last."""
         self._working_since = began = time.monotonic()
-        tenants = self._waiting.next_tenants(self._clock.now(), self._batch_size, self._budget.part)
+        tenants = self._waiting.next_tenants(self._clock.now(), self.batch_size, self.budget.part)
         rows = await find_first(self._database.reader, tenants)
         if not rows:  # another process has applied them
             raise LostCursorError
@@ -312,7 +298,7 @@ class LogReader:
         if self._care is not None and not (chosen := await self._care.choose(chosen)):
             self._waiting.postponed(rows[0].tenant, self._clock.now() + SUSPECT_MS)
             return
-        self._commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
+        self.commits.waits_briefly = chosen[0].is_held_back or time.monotonic() < self._brief_until
         self._waiting.end_turn(await self._apply_rows(chosen))
         self._waiting_turn_ended = time.monotonic()
         self._waiting_turn_took = self._waiting_turn_ended - began
@@ -326,11 +312,11 @@ class LogReader:
             return [rows[0]._replace(limit=1)]
         chosen: list[WaitingRow] = []
         number = size = 0
-        others = (row.limited(self._budget.part) for row in rows if not row.is_held_back)
+        others = (row.limited(self.budget.part) for row in rows if not row.is_held_back)
         for row in others:
             number += len(row.next)
             size += sum(raw.size for raw in row.next)
-            if chosen and (number > self._batch_size or size > self._budget.part):
+            if chosen and (number > self.batch_size or size > self.budget.part):
                 break
             chosen.append(row)
         return chosen
@@ -341,14 +327,14 @@ class LogReader:
         Return the tenants that have had their turn: their next command was applied, or it has failed.
         """
         raws = [raw for row in rows for raw in row.next]
-        await self._read_left_bodies(raws)
-        if CrashCare.gives_up(rows[0]):
-            decoded = [_killed(rows[0].commands[0])]
+        await read_left_bodies(self.command_log, raws)
+        if CrashCare.gives_up(rows[0]):  # the process may have died while it decoded the command
+            decoded: list[Decoded] = [(raws[0], Rejected(raws[0], _KILLED, None))]
         else:
             decoded = await self._decode(raws)
         while True:
             try:
-                done = await self._commits.of_waiting(rows, decoded)
+                done = await self.commits.of_waiting(rows, decoded)
             except Exception as error:
                 if not _may_divide(error):
                     raise
@@ -360,13 +346,6 @@ class LogReader:
             else:
                 self._record_success(done)
                 return [row.tenant for row, _ in applied_of_rows(rows, done.number)]
-
-    async def _read_left_bodies(self, raws: Sequence[RawCommand]) -> None:
-        """Put the bodies that were left in the log into the commands. Those that the log has removed stay empty."""
-        left = [raw for raw in raws if raw.left_bytes]
-        for raw, body in zip(left, await asyncio.gather(*map(self._log.body, left)), strict=True):
-            if body is not None:
-                raw.body, raw.left_bytes = body, 0
 
     async def _end_failed_attempt(self, row: WaitingRow, command: Command | Rejected, error: Exception) -> None:
         """Let a tenant wait whose next command failed alone, or make the command a dead letter.
@@ -382,10 +361,10 @@ class LogReader:
             attempt += 1
             if self._trouble.record_failure(self._handlers.route_of(command), command, error, attempt):
                 rejection = Rejection(Code.INTERNAL, f"failed {attempt} times: {error_text(error)}")
-                await self._commits.of_waiting([row], [(raw, reject(raw, rejection))])
+                await self.commits.of_waiting([row], [(raw, reject(raw, rejection))])
                 return
         available_at = self._clock.now() + self._trouble.delay(raw.position)
-        await self._commits.postpone(row, available_at, attempt, error_text(error))
+        await self.commits.postpone(row, available_at, attempt, error_text(error))
 
     async def _release(self) -> None:
         """Let another process read at once. If that fails, another one reads when the lease of this one is over."""
@@ -407,12 +386,11 @@ class LogReader:
                 await self._stopping.wait()
 
 
+def _counted_bytes(raw: RawCommand) -> int:
+    """Return how much of a part a command takes. A large one is stored without being decoded, unless it comes alone."""
+    return raw.size if raw.size <= LARGE_BYTES else 0
+
+
 def _may_divide(error: Exception) -> bool:
     """Return whether fewer commands may succeed: the error is no fault of the environment, and the cursor not lost."""
     return blame(error) not in OF_ENVIRONMENT and not isinstance(error, LostCursorError)
-
-
-def _killed(raw: RawCommand) -> Decoded:
-    """Return a command as rejected, without decoding it: the process may have died while it decoded the command."""
-    rejection = Rejection(Code.INTERNAL, "the service died each time while it handled this command")
-    return raw, Rejected(raw, rejection, None)

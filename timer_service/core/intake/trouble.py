@@ -33,8 +33,6 @@ class Trouble:
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
         self.has_failed = False
         """Whether a command has failed or was blocked since this process began."""
-        self.stopped: frozenset[str] = frozenset()
-        """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
         self._failing: dict[Route | Blame, str] = {}
         """The handlers that fail for every command, and the reasons; `BLOCKED` if every command waits for a lock."""
 
@@ -43,6 +41,12 @@ class Trouble:
         """Down with the first reason while commands cannot be applied for a reason outside the commands."""
         reasons = list(self._failing.values())
         return Health.down(reasons[0]) if reasons else self._failure.health
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """The names of the messages whose handler fails for every command. These wait, and are tried one by one."""
+        routes = [each for each in self._failing if isinstance(each, Route)]
+        return frozenset(kebab(payload.type) for route in routes for payload in route.payloads)
 
     def record_outage(self, error: Exception) -> None:
         """Record that nothing can be applied now. The reason stays in the health for some seconds.
@@ -61,7 +65,6 @@ class Trouble:
         again = worked & self._failing.keys()
         for each in again:
             del self._failing[each]
-        self._find_stopped()
         return bool(again)
 
     def delay(self, position: Position) -> int:
@@ -89,10 +92,4 @@ class Trouble:
         if not self._evidence.is_environment(route):
             return attempt >= _MOST_ATTEMPTS
         self._failing[route] = f"every command fails: {error_text(error)}"
-        self._find_stopped()
         return attempt >= _MOST_ATTEMPTS_IF_ALL_FAIL
-
-    def _find_stopped(self) -> None:
-        """Set `stopped` after a handler has begun to fail for every command, or works again."""
-        routes = [each for each in self._failing if isinstance(each, Route)]
-        self.stopped = frozenset(kebab(payload.type) for route in routes for payload in route.payloads)

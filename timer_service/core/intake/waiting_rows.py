@@ -2,10 +2,11 @@
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row, Transaction
@@ -13,6 +14,7 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.address import TENANT_PATTERN, UNREADABLE, Address, Kind
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
+from timer_service.core.values.parts import split
 from timer_service.core.values.raw_command import Headers, RawCommand
 
 _SQL = load_sql("timer_service.core.intake", "waiting_rows.sql")
@@ -22,6 +24,7 @@ ROW_COMMANDS = 1000
 ROW_BYTES = 256 * 1024
 """The most bytes of the commands of one row, without bodies that were left in the log. A single command may have more.
 """
+_HELD_BYTES = attrgetter("held_bytes")
 _NUMBERS = struct.Struct("<QQQQIIIII")
 _LATEST_MS = (LONGEST + timedelta(seconds=5)) // timedelta(milliseconds=1)
 """No command waits longer, also if the clock was read a moment earlier."""
@@ -59,26 +62,15 @@ class NewRow(NamedTuple):
 
 
 def rows_of(commands: Iterable[RawCommand]) -> list[NewRow]:
-    """Divide commands into rows. The commands of each tenant stay in their order."""
+    """Divide commands of one log into rows. The commands of each tenant stay in their order."""
     of_tenants: dict[str, list[RawCommand]] = {}
     for command in commands:
         of_tenants.setdefault(waiting_name(command.address.tenant), []).append(command)
-    return [row for tenant, own in of_tenants.items() for row in _divide(tenant, own)]
-
-
-def _divide(tenant: str, commands: Sequence[RawCommand]) -> Iterator[NewRow]:
-    """Yield rows with the commands of one tenant in their order. A row has commands of one epoch, and limits."""
-    part: list[RawCommand] = []
-    size = 0
-    for command in commands:
-        is_full = len(part) == ROW_COMMANDS or size + command.held_bytes > ROW_BYTES
-        if part and (is_full or command.position.epoch != part[0].position.epoch):
-            yield NewRow(tenant, part, size)
-            part, size = [], 0
-        part.append(command)
-        size += command.held_bytes
-    if part:
-        yield NewRow(tenant, part, size)
+    return [
+        NewRow(tenant, part, sum(map(_HELD_BYTES, part)))
+        for tenant, own in of_tenants.items()
+        for part in split(own, _HELD_BYTES, max_count=ROW_COMMANDS, max_bytes=ROW_BYTES)
+    ]
 
 
 def _dump(command: RawCommand) -> bytes:

@@ -38,8 +38,11 @@ class AuditLog:
     def record(self, line: str, tenant: str, **about: Any) -> None:
         """Write a line about a tenant, or count it. `about` must contain no payload."""
         tenant = printable(tenant, _LONGEST_TENANT)
-        if self._monotonic() - self._began_at >= _SECONDS:
-            self._begin()
+        now = self._monotonic()
+        if now - self._began_at >= _SECONDS:
+            self.write_counts()
+            self._began_at = now
+            self._written.clear()
         written = self._written[line]
         if written[tenant] < _LINES_OF_TENANT and written.total() < _LINES:
             written[tenant] += 1
@@ -57,9 +60,3 @@ class AuditLog:
         for line, count in self._left_out.items():
             log.warning("audit lines left out", extra={"line": line, "count": count})
         self._left_out.clear()
-
-    def _begin(self) -> None:
-        """Begin a second: write what the last one left out, and forget its lines."""
-        self.write_counts()
-        self._began_at = self._monotonic()
-        self._written.clear()

@@ -46,7 +46,7 @@ _EVENT = Kind.EVENT  # looked up once, because Python 3.11 finds a member of an 
 
 
 class Level(NamedTuple):
-    """How much a tenant has used at an instant, and when nothing of that will be left."""
+    """How much a tenant has used. It falls evenly, from `used` at `counted_at` to 0 at `empty_at`."""
 
     used: int = 0
     counted_at: int = 0
@@ -56,19 +56,21 @@ class Level(NamedTuple):
         """Return how much is used at `now`."""
         if now >= self.empty_at or self.counted_at > now + _AHEAD_MS:
             return 0
-        return _divide(self.used * (self.empty_at - max(now, self.counted_at)), self.empty_at - self.counted_at)
+        left_ms = self.empty_at - max(now, self.counted_at)
+        return _ceil_divide(self.used * left_ms, self.empty_at - self.counted_at)
 
     def charged(self, amount: int, most: int, period_ms: int, now: int) -> "Level":
         """Return the level after some more bytes were published. `most` bytes come back in `period_ms`."""
         used = self.used_at(now) + amount
-        return Level(used, now, now + min(_divide(used * period_ms, max(most, 1)), _LONGEST_USE_MS))
+        back_in_ms = _ceil_divide(used * period_ms, max(most, 1))
+        return Level(used, now, now + min(back_in_ms, _LONGEST_USE_MS))
 
     def again_at(self, most: int, now: int) -> int | None:
         """Return when no more than `most` will be used; None if that is so at `now`."""
         if self.used_at(now) <= most:
             return None
-        # What is used falls evenly to 0 at `empty_at`. So it is `most` earlier by that share of the time.
-        return self.empty_at - most * (self.empty_at - self.counted_at) // self.used
+        last_ms = most * (self.empty_at - self.counted_at) // self.used  # how long `most` takes to fall to 0
+        return self.empty_at - last_ms
 
 
 class EventAllowances:
@@ -156,7 +158,7 @@ class EventAllowances:
 
     def _record(self, levels: Mapping[str, Level], now: int) -> None:
         """Record which tenants wait, and forget those that do not any more. Each is one line in the audit log."""
-        # A tenant that may go on by now still counts until some of its events are published.
+        # A tenant that may go on by now is kept for some time, so that some of its events are published first.
         waiting = {tenant: at for tenant, at in self._waiting.items() if at <= now < at + _GRACE_MS}
         for tenant, level in levels.items():
             most = self._limit_of(tenant)
@@ -199,6 +201,6 @@ def _level(row: Row) -> Level:
     return Level(row["used"], row["counted_at"], row["empty_at"])
 
 
-def _divide(dividend: int, divisor: int) -> int:
+def _ceil_divide(dividend: int, divisor: int) -> int:
     """Return a quotient, rounded up."""
     return -(-dividend // divisor)

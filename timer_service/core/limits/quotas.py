@@ -107,14 +107,15 @@ class Quotas:
         began = self._monotonic()
         used = await usage.amount_of(tx, tenant, now, most + written + 1) - written
         ended = self._monotonic()
-        kept = max(0.0, 1 - (ended - self._counted_at))  # earlier counts count less, and after a second not at all
+        weight = max(0.0, 1 - (ended - self._counted_at))  # earlier counts weigh less, and after a second nothing
         self._counted_at = ended
-        self._counting_seconds = self._counting_seconds * kept + ended - began
+        self._counting_seconds = self._counting_seconds * weight + ended - began
         if len(self.rooms) >= _MOST_ROOMS:
             self.rooms.clear()
         pause = min(_COUNTING_SHARE * self._counting_seconds, _VALID_SECONDS)
         valid_seconds = _VALID_SECONDS if usage.grows_alone else self._valid_seconds
-        room = self.rooms[tenant, usage.limit] = _Room(most - used, ended + pause, ended + valid_seconds)
+        room = _Room(most - used, count_again_at=ended + pause, valid_until=ended + valid_seconds)
+        self.rooms[tenant, usage.limit] = room
         return room
 
 
@@ -152,11 +153,12 @@ class Admission:
 
         Nothing may have been admitted before, and this admits nothing: `wrote` admits what was really added.
         """
-        for tenant, growth in most.items():
-            if await self.exceeds(tenant, growth):
-                self._added.clear()
-                return False
-        self._added.clear()
+        try:
+            for tenant, growth in most.items():
+                if await self.exceeds(tenant, growth):
+                    return False
+        finally:
+            self._added.clear()
         return True
 
     def wrote(self, growths: Mapping[str, Amounts]) -> None:

@@ -1,4 +1,4 @@
-"""PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
+"""PORT: what the core needs from a broker."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,6 @@ from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import Message
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerFeatures:
-    """What a broker can do. The tests of the port check only the features that a broker declares."""
-
-    deduplicates: bool
-    """Whether it drops a second message with the same id, for at least some minutes."""
-    max_message_bytes: int
-    """The largest body that it accepts."""
 
 
 class PublishStatus(StrEnum):
@@ -106,8 +96,8 @@ class Broker(Protocol):
     """The connection that has the log of commands, publishes events and receives queries and requests."""
 
     @property
-    def features(self) -> BrokerFeatures:
-        """What this broker can do."""
+    def max_message_bytes(self) -> int:
+        """The largest body that the broker accepts."""
 
     @property
     def health(self) -> Health:

@@ -3,11 +3,13 @@
 Nothing is acknowledged. A command counts as handled when the transaction that applies it moves the cursor behind it.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from timer_service.core.ports.health import Health
 from timer_service.core.values.raw_command import RawCommand
+
+_BODIES_AT_ONCE = 32
 
 
 class LogCursor(NamedTuple):
@@ -57,10 +59,6 @@ class LogUnavailableError(Exception):
 class CommandLog(Protocol):
     """The commands of every tenant, in the order in which the broker stored them."""
 
-    @property
-    def health(self) -> Health:
-        """Whether the log can be read now, and the reason if not."""
-
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor; None: at the first command of the log.
 
@@ -99,3 +97,13 @@ class CommandLog(Protocol):
 
     async def close(self) -> None:
         """Stop reading. A `read` that waits returns no commands."""
+
+
+async def read_left_bodies(log: CommandLog, commands: Iterable[RawCommand]) -> None:
+    """Put the bodies that were left in the log into their commands. Those that the log has removed stay empty."""
+    left = [each for each in commands if each.left_bytes]
+    for at in range(0, len(left), _BODIES_AT_ONCE):
+        some = left[at : at + _BODIES_AT_ONCE]
+        for command, body in zip(some, await asyncio.gather(*map(log.body, some)), strict=True):
+            if body is not None:
+                command.body, command.left_bytes = body, 0

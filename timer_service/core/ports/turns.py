@@ -38,7 +38,8 @@ class Turns:
     async def begin(self, size: int) -> None:
         """Let other tasks run, and begin the next turn with work on `size` bytes."""
         took = time.perf_counter() - self._began
-        await asyncio.sleep(min(took, _LONGEST_PAUSE_SECONDS) if self._pauses and took > LONG_SECONDS else 0)
+        pause = min(took, _LONGEST_PAUSE_SECONDS) if self._pauses and took > LONG_SECONDS else 0
+        await asyncio.sleep(pause)
         self._used = size
         self._began = time.perf_counter()
 

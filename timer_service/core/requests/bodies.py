@@ -3,12 +3,12 @@
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from timer_service.core.intake.rejection import error_body
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.values.address import MAX_MESSAGE_BYTES
-from timer_service.core.values.codec import MAX_BRACKETS, count_brackets, rejection_of
+from timer_service.core.values.codec import read_json, rejection_of
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Payload
 from timer_service.core.values.stored_json import RawJson
@@ -26,14 +26,7 @@ def decode(body: bytes, model: type[_M], *, what: str, most_bytes: int) -> _M:
 
     `what` names the message: `query` or `request`. An empty body is an empty object.
     """
-    if len(body) > most_bytes:
-        raise Rejection(Code.TOO_LARGE, f"the {what} has {len(body)} bytes; the limit is {most_bytes}")
-    if (brackets := count_brackets(body)) > MAX_BRACKETS:
-        raise Rejection(Code.TOO_LARGE, f"the {what} has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
-    try:
-        document = from_json(body or b"{}", allow_inf_nan=False)
-    except ValueError as error:
-        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+    document = read_json(body or b"{}", f"the {what}", most_bytes)
     if isinstance(document, dict) and len(document) > _MAX_FIELDS:
         raise Rejection(Code.INVALID_PAYLOAD, f"the {what} has {len(document)} fields; the limit is {_MAX_FIELDS}")
     try:

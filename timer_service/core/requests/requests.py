@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
@@ -141,6 +142,7 @@ def _read(route: RequestRoute, request: Request) -> Asked:
     return Asked(request.tenant, decode(request.body, route.request, what="request", most_bytes=route.most_bytes))
 
 
+@dataclass(kw_only=True, eq=False)
 class Requests:
     """Applies requests in batches. If a transaction fails, `blame` decides who is at fault.
 
@@ -148,29 +150,17 @@ class Requests:
     Every request gets a reply. Workers repeat a request whose reply is BUSY or INTERNAL.
     """
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        clock: Clock,
-        metrics: MetricsPort,
-        prepare: Callable[[int], Awaitable[HandleRequests]],
-        wake: Callable[[Collection[str], int], Awaitable[None]],
-        offer: Callable[[Lane, int], None],
-        outages: OutageLog,
-    ) -> None:
-        """`prepare` returns what handles requests at an instant; it is called before each transaction.
-
-        `wake` wakes loops, and `offer` says that a row of a lane becomes available to workers at an instant.
-        """
-        self._database = database
-        self._clock = clock
-        self._metrics = metrics
-        self._prepare = prepare
-        self._wake = wake
-        self._offer = offer
-        self._outages = outages
-        self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+    database: Database
+    clock: Clock
+    metrics: MetricsPort
+    prepare: Callable[[int], Awaitable[HandleRequests]]
+    """Returns what handles requests at an instant. Called before each transaction."""
+    wake: Callable[[Collection[str], int], Awaitable[None]]
+    """Wakes loops at an instant."""
+    offer: Callable[[Lane, int], None]
+    """Says that a row of a lane becomes available to workers at an instant."""
+    outages: OutageLog
+    _failure: RecentFailure = field(init=False, default_factory=lambda: RecentFailure(_UNHEALTHY_SECONDS))
 
     @property
     def health(self) -> Health:
@@ -198,38 +188,38 @@ class Requests:
             isolated = await isolate(numbers, attempt)
             failed = {each.item: each.error for each in isolated.failed}
         except Exception as error:  # noqa: BLE001 - of the environment, so all others would fail too
-            failed = {n: error for n in numbers if n not in answers}
-        queue.put_back([batch[n][0] for n in numbers if n not in answers and n not in failed])
-        replies = {n: self._fail(batch[n][0].request, error) for n, error in failed.items()}
-        if answers:
+            failed = {number: error for number in numbers if number not in answers}
+        queue.put_back([batch[number][0] for number in numbers if number not in answers and number not in failed])
+        replies = {number: self._fail(batch[number][0].request, error) for number, error in failed.items()}
+        if answers:  # after the failures: one success shows that requests can be applied
             await self._succeed(answers.values())
         turns = Turns(_BYTES_PER_TURN)
-        for n, answer in [*replies.items(), *((n, each.reply) for n, each in answers.items())]:
-            request, reply = batch[n][0].request, encode_answer(answer)  # one at a time: it may be large
-            self._metrics.request_answered(request.name, reply.code or ANSWERED)
+        for number, answer in [*replies.items(), *((number, each.reply) for number, each in answers.items())]:
+            request, reply = batch[number][0].request, encode_answer(answer)  # one at a time: it may be large
+            self.metrics.request_answered(request.name, reply.code or ANSWERED)
             await turns.take(len(reply.body))
             await subscription.reply([(request, reply)])
 
     async def _commit(self, asked: Sequence[Asked], *, is_part: bool) -> Sequence[Answer]:
         """Apply the first requests in one transaction. Return their answers. A part waits only briefly for locks."""
-        now = self._clock.now()
-        handle = await self._prepare(now)
+        now = self.clock.now()
+        handle = await self.prepare(now)
 
         async def work(tx: Transaction) -> Sequence[Answer]:
             if is_part:
                 await tx.wait_briefly()
             return await handle(tx, asked, now)
 
-        return await in_transaction(self._database, work, accepting=True)  # a worker acts on the answer
+        return await in_transaction(self.database, work, accepting=True)  # a worker acts on the answer
 
     async def _succeed(self, answers: Collection[Answer]) -> None:
         """Record that requests were applied, and wake the loops and offer the lanes for which they wrote rows."""
-        self._outages.record_success()
+        self.outages.record_success()
         self._failure.clear()
         if loops := {loop for answer in answers for loop in answer.wakes}:
-            await self._wake(loops, self._clock.now())
+            await self.wake(loops, self.clock.now())
         for lane, at in (each for answer in answers for each in answer.lanes):
-            self._offer(lane, at)
+            self.offer(lane, at)
 
     def _fail(self, request: Request, error: Exception) -> Rejection:
         """Record that a request failed. Return the reply."""
@@ -237,7 +227,7 @@ class Requests:
         if cause in {Blame.BLOCKED, Blame.CONFLICT}:
             return _CONFLICT
         if cause is not Blame.COMMAND:
-            self._outages.record_failure(str(error), part="requests")
+            self.outages.record_failure(str(error), part="requests")
             return _UNAVAILABLE
         log.error("request failed", exc_info=error, extra={"request": request.name, "tenant": request.tenant})
         self._failure.record(f"requests fail: {error_text(error)}")

@@ -13,7 +13,7 @@ from datetime import timedelta
 from timer_service.core.due.lease import LeasedTable
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.clock import Clock
-from timer_service.core.ports.database import Database
+from timer_service.core.ports.database import Database, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.values.delays import LONGEST_DELAY
@@ -58,14 +58,15 @@ def leased_rows(table: LeasedTable, visibility_timeout: timedelta) -> TimedRows:
     """
     longest_ms = max(visibility_timeout, LONGEST_DELAY) // timedelta(milliseconds=1) + SLACK_MS
     due_at, due_at_once = table.oldest_first, table.due_at_once
+    waits_too_long = f"available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})"
+    is_due_too_late = f"{due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now"
+    right_due_at = f"CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END"
+    right_available_at = f"CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END"
     return TimedRows(
         table=table.name,
         instant="available_at",
-        is_wrong=f"(available_at - {longest_ms} > :now AND (available_at > {due_at} OR {due_at_once})) "
-        f"OR ({due_at_once} AND lease_token IS NULL AND {due_at} - {SLACK_MS} > :now)",
-        repair="lease_token = NULL, "
-        f"{due_at} = CASE WHEN {due_at_once} AND {due_at} > :now THEN :now ELSE {due_at} END, "
-        f"available_at = CASE WHEN {due_at} > :now AND NOT ({due_at_once}) THEN {due_at} ELSE :now END",
+        is_wrong=f"({waits_too_long}) OR ({is_due_too_late})",
+        repair=f"lease_token = NULL, {due_at} = {right_due_at}, available_at = {right_available_at}",
     )
 
 
@@ -97,8 +98,10 @@ class ClockRepair:
             self._known_set_back = self._clock.set_back_ms
             self._scans_left = _SCANS
             self._begin(now)
-        if not self._scans_left or now < self._begin_at:
-            return Pass(0, self._begin_at if self._scans_left else None)
+        if not self._scans_left:
+            return Pass(0)
+        if now < self._begin_at:
+            return Pass(0, self._begin_at)
         repaired, end = await self._repair_page(self._left[0], max(self._after, now))
         self._after = end
         if end == _END:
@@ -125,27 +128,24 @@ class ClockRepair:
         reader = self._database.reader
         end = await reader.fetch(rows.sql("page_end"), {"after": after})
         page = {"after": after, "until": end[0]["at"] if end else _END}
-        repaired = 0
-        if await reader.fetch(rows.sql("find_wrong"), page | {"now": self._clock.now()}):
-            repaired = len(
-                await in_transaction(
-                    self._database, lambda tx: tx.fetch(rows.sql("repair"), page | {"now": self._clock.now()})
-                )
-            )
-        if repaired:
-            log.warning(
-                "rows waited for a wrong time, because the clock was ahead",
-                extra={"table": rows.table, "count": repaired},
-            )
+        if not await reader.fetch(rows.sql("find_wrong"), page | {"now": self._clock.now()}):
+            return 0, page["until"]
+
+        async def repair(tx: Transaction) -> Sequence[Row]:
+            return await tx.fetch(rows.sql("repair"), page | {"now": self._clock.now()})
+
+        if repaired := len(await in_transaction(self._database, repair)):
+            about = {"table": rows.table, "count": repaired}
+            log.warning("rows waited for a wrong time, because the clock was ahead", extra=about)
         return repaired, page["until"]
 
 
+@dataclass(eq=False)
 class ClockReader:
     """A worker that reads the clock twice a second, so that an idle service notices a jump of it."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    clock: Clock
 
     async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
         """Read the clock once."""
-        return Pass(0, self._clock.now() + _READING_MS)
+        return Pass(0, self.clock.now() + _READING_MS)

@@ -96,10 +96,8 @@ class Parts:
             on_rejected=self.on_rejected,
         )
         return LogReader(
-            commits,
-            self.database,
-            self.broker.log,
-            self.clock,
+            commits=commits,
+            command_log=self.broker.log,
             batch_size=self.batch_size,
             outages=self.outages,
             budget=self.budget,

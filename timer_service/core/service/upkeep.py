@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from timer_service.core.due.loop import Pass
@@ -20,13 +21,13 @@ _BATCH = 500
 _SHORTEST_PAUSE_MS = 5
 
 
+@dataclass(eq=False)
 class Retention:
     """A worker that deletes one batch per pass."""
 
-    def __init__(self, database: Database, retention: timedelta, delete: Delete) -> None:
-        self._database = database
-        self._keep_ms = retention // timedelta(milliseconds=1)
-        self._delete = delete
+    database: Database
+    retention: timedelta
+    delete: Delete
 
     async def tick(self, now: int) -> Pass:
         """Delete one batch of rows that were settled longer ago than the retention period.
@@ -34,25 +35,26 @@ class Retention:
         The pause after a full batch is as long as the batch took, so others have the database for half of the time.
         """
         began = time.monotonic()
-        deleted = await run_at_once(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
+        before = now - self.retention // timedelta(milliseconds=1)
+        deleted = await run_at_once(self.database, lambda tx: self.delete(tx, before, _BATCH))
         if deleted < _BATCH:
             return Pass(deleted)
         took = round((time.monotonic() - began) * 1000)
         return Pass(deleted, now + took + max(took, _SHORTEST_PAUSE_MS))
 
 
+@dataclass(eq=False)
 class DatabaseProbe:
     """A worker that writes to the database while its last write failed.
 
     Only a commit that wrote shows that the database can be written, and an idle service writes nothing by itself.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
         """Write once if the last write failed."""
-        if not self._database.health.usable:
+        if not self.database.health.usable:
             new = {"database_id": secrets.token_hex(16)}
-            await run_at_once(self._database, lambda tx: tx.execute(_SQL["write"], new))
+            await run_at_once(self.database, lambda tx: tx.execute(_SQL["write"], new))
         return Pass(0)

@@ -73,7 +73,9 @@ def decode_command(raw: RawCommand, envelope: Envelope, payloads: Mapping[str, t
     """Return the command in an envelope. `payloads` maps each known type to its model. Raises `Rejection`."""
     model = payloads.get(envelope.type)
     if model is None:
-        raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
+        near = difflib.get_close_matches(envelope.type, payloads, n=1)
+        suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(payloads))}"
+        raise Rejection(Code.UNKNOWN_TYPE, f"unknown type {envelope.type!r}; {suggestion}")
     _check_address(raw.address, envelope)
     return _command(raw, envelope.id, envelope.correlation_id, _payload(model, envelope))
 
@@ -144,26 +146,25 @@ def _command(raw: RawCommand, command_id: str | None, correlation_id: str | None
 
 def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    if (brackets := count_brackets(body)) > MAX_BRACKETS:
-        raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
-    try:
-        document = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+    document = read_json(body, "the body", MAX_MESSAGE_BYTES)
     try:
         return Envelope.model_validate(document)
     except ValidationError as error:
         raise rejection_of(Code.INVALID_ENVELOPE, "the envelope", error) from error
 
 
-def count_brackets(body: bytes) -> int:
-    """Return how many arrays and objects a body can have at most; 0 for a body too short to have too many.
-
-    Brackets in strings count too.
-    """
-    return 0 if len(body) <= MAX_BRACKETS else body.count(b"[") + body.count(b"{")
+def read_json(body: bytes, subject: str, most_bytes: int) -> Any:
+    """Return the JSON of a message. Raises `Rejection` if it is none or too large; `subject` names the message."""
+    if len(body) > most_bytes:
+        raise Rejection(Code.TOO_LARGE, f"{subject} has {len(body)} bytes; the limit is {most_bytes}")
+    # A shorter body cannot have too many. Brackets in strings count too.
+    brackets = body.count(b"[") + body.count(b"{") if len(body) > MAX_BRACKETS else 0
+    if brackets > MAX_BRACKETS:
+        raise Rejection(Code.TOO_LARGE, f"{subject} has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
 
 
 def encode(event: Event) -> Message:
@@ -270,9 +271,9 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
     loc = detail["loc"]
     if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
         loc = (to_camel(str(loc[0])), *loc[1:])
-    names_of_user = loc[-1:] if detail["type"] in _UNKNOWN_FIELD else ()
-    fields = (each for each in loc[: len(loc) - len(names_of_user)] if not _is_form(each))
-    path = ".".join(map(str, (*prefix, *fields, *names_of_user))) or "(body)"
+    of_user = len(loc) - 1 if detail["type"] in _UNKNOWN_FIELD else len(loc)  # the name of an unknown field is shown
+    fields = (part for index, part in enumerate(loc) if index >= of_user or not _is_form(part))
+    path = ".".join(map(str, (*prefix, *fields))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
 
 
@@ -290,13 +291,6 @@ def plain_words(message: str) -> str:
     for form, words in _REWORDED:
         message = form.sub(words, message)
     return _SHOULD.sub("must ", message)
-
-
-def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
-    """Return the reason for a rejection, with the nearest known type, or all of them if none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
-    return f"unknown type {name!r}; {suggestion}"
 
 
 def read_trace(headers: Headers) -> Trace:

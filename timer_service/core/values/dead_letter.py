@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from timer_service.core.values.address import BODY_OMITTED, TENANT_PATTERN, UNREADABLE, Address, Kind
 from timer_service.core.values.errors import Rejection
-from timer_service.core.values.message import Message, Position
+from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import Headers, RawCommand
 
 ORIGINAL_HEADERS = "Timer-Original-Headers"
@@ -25,15 +25,16 @@ def dead_letter(raw: RawCommand, rejection: Rejection, max_bytes: int) -> Messag
     A body that was left in the log is not read for this. What is omitted stays in the command stream until it expires,
     and the dead letter has its sequence there.
     """
-    headers = {**_reasons(raw, rejection), **_original_headers(raw.headers)}
+    headers = {
+        "Timer-Error-Code": str(rejection.code),
+        "Timer-Error-Message": _one_line(rejection.message),
+        "Timer-Source-Subject": printable(raw.source).strip(),
+        "Timer-Source-Sequence": str(raw.position.sequence),
+        **_original_headers(raw.headers),
+    }
     if raw.left_bytes or len(raw.body) + _size(headers) > max_bytes:
         return _message(raw, b"", {**headers, BODY_OMITTED: "true"})
     return _message(raw, raw.body, headers)
-
-
-def letter_id(position: Position) -> str:
-    """Return the id of the dead letter of the command at a position."""
-    return f"dlq-{position.epoch}-{position.sequence}"
 
 
 def printable(text: str, longest: int = _MAX_TEXT) -> str:
@@ -49,17 +50,7 @@ def _message(raw: RawCommand, body: bytes, headers: Mapping[str, str]) -> Messag
         tenant if re.fullmatch(TENANT_PATTERN, tenant) else UNREADABLE,
         message if _MESSAGE.fullmatch(message) else UNREADABLE,
     )
-    return Message(address, letter_id(raw.position), body, headers)
-
-
-def _reasons(raw: RawCommand, rejection: Rejection) -> dict[str, str]:
-    """Return the headers that say why a command was rejected and where it came from."""
-    return {
-        "Timer-Error-Code": str(rejection.code),
-        "Timer-Error-Message": _one_line(rejection.message),
-        "Timer-Source-Subject": printable(raw.source).strip(),
-        "Timer-Source-Sequence": str(raw.position.sequence),
-    }
+    return Message(address, f"dlq-{raw.position.epoch}-{raw.position.sequence}", body, headers)
 
 
 def _original_headers(headers: Headers) -> dict[str, str]:

@@ -1,10 +1,9 @@
 """A command as a broker stores it, before it is decoded. Its headers stay bytes until somebody reads them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Self
 
 from timer_service.core.values.address import IDENTIFIER_PATTERN, Address
 from timer_service.core.values.message import Position
@@ -14,7 +13,6 @@ MESSAGE_ID = "Nats-Msg-Id"
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _MOST_BYTES = 64 * 1024
 """How much of a block is kept."""
-_FIRST_LINE = b"NATS/1.0"
 _END = b"\r\n"
 
 
@@ -31,17 +29,6 @@ class Headers:
     def __init__(self, block: bytes) -> None:
         """`block`: a line that is skipped, and a line for each header. Only the first 64 KiB are kept."""
         self.block = block if len(block) <= _MOST_BYTES else block[:_MOST_BYTES]
-
-    @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Self:
-        """Return the headers in a dictionary."""
-        lines = (f"{name}: {value}".encode() for name, value in headers.items())
-        return cls(_END.join((_FIRST_LINE, *lines)) if headers else b"")
-
-    @property
-    def size(self) -> int:
-        """The bytes that they take in memory, which are the bytes on the wire."""
-        return len(self.block)
 
     def get(self, name: str) -> str | None:
         """Return the last value of a header, or None. Case matters. The first line of the block is no header."""

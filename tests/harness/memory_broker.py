@@ -1,12 +1,11 @@
-"""The in-memory broker."""
+"""A broker in memory, for tests and for the simulation. A test can read everything that it stored."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from timer_service.adapters.memory.log import MemoryLog, StoredLog
+from tests.harness.memory_log import MemoryLog, StoredLog
 from timer_service.core.ports.broker import (
     PUBLISHED,
-    BrokerFeatures,
     PublishResult,
     PublishStatus,
     QueryReply,
@@ -16,10 +15,8 @@ from timer_service.core.ports.broker import (
     Request,
 )
 from timer_service.core.ports.health import HEALTHY, Health
-from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, Address, Kind
 from timer_service.core.values.message import Message, Position
-
-FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
 
 Predicate = Callable[[Message], bool]
 
@@ -34,13 +31,16 @@ async def _do_nothing(_messages: Sequence[Message]) -> None:
 
 
 class MemoryBroker:
-    """A `core.broker.Broker` in memory. Tests can make it fail.
+    """A `core.ports.broker.Broker` in memory. Tests can make it fail.
 
     While `health` is down, nothing can be published. The log of commands can be read unless `stored.away` is set.
     """
 
-    def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
-        self.features = features
+    max_message_bytes = MAX_MESSAGE_BYTES
+
+    def __init__(self, *, deduplicates: bool = True, epoch: int = 1) -> None:
+        """`deduplicates`: it drops a second message with the same id, as JetStream does for some minutes."""
+        self._deduplicates = deduplicates
         self.outages = 0
         self._health = HEALTHY
         self.refuses: Predicate = never
@@ -149,8 +149,8 @@ class MemoryBroker:
         """Store a message, unless the test set a fault for it. Return its result."""
         if not self.health.usable:
             return PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")
-        if len(message.body) > self.features.max_message_bytes:
-            return PublishResult(PublishStatus.REFUSED, f"larger than {self.features.max_message_bytes} bytes")
+        if len(message.body) > self.max_message_bytes:
+            return PublishResult(PublishStatus.REFUSED, f"larger than {self.max_message_bytes} bytes")
         if self.refuses(message):
             return PublishResult(PublishStatus.REFUSED, "refused")
         if self.has_no_room_for(message):
@@ -163,7 +163,7 @@ class MemoryBroker:
     def _append(self, message: Message) -> None:
         """Store a message, unless one with its id was stored."""
         name = (message.address.kind, message.id)
-        if self.features.deduplicates and name in self._ids:
+        if self._deduplicates and name in self._ids:
             return
         self._ids.add(name)
         stored = self.dead_letters if message.address.kind is Kind.DEAD_LETTER else self.events

@@ -5,11 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.values.address import Address
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import MESSAGE_ID, Headers, RawCommand
+
+
+def headers_of(headers: Mapping[str, str]) -> Headers:
+    """Return the headers in a dictionary."""
+    lines = (f"{name}: {value}" for name, value in headers.items())
+    return Headers("\r\n".join(["NATS/1.0", *lines]).encode() if headers else b"")
 
 
 @dataclass(slots=True)
@@ -43,8 +48,8 @@ class StoredLog:
         self.last_sequence += 1
         position = Position(self.epoch, self.last_sequence)
         source = ".".join(filter(None, address))
-        block = Headers.of({**({MESSAGE_ID: message_id} if message_id else {}), **(headers or {})})
-        size = len(source) + block.size + len(body)
+        block = headers_of({**({MESSAGE_ID: message_id} if message_id else {}), **(headers or {})})
+        size = len(source) + len(block.block) + len(body)
         at = self.last_sequence if stored_at is None else stored_at
         self.commands.append(RawCommand(address, source, body, block, position, size, at))
         self.changed.set()
@@ -84,11 +89,6 @@ class MemoryLog:
         self._opened = 0
         """How often the log had been replaced when it was opened."""
         self._closed = False
-
-    @property
-    def health(self) -> Health:
-        """Down until the log was opened."""
-        return HEALTHY if self._cursor is not None else Health.down("the log was not opened")
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
         """Begin to read behind a cursor."""
