@@ -16,6 +16,8 @@ from timer_service.core.service.slice import Slice
 from timer_service.workflows.commands.handler import LOOP, handle
 from timer_service.workflows.commands.rules import Outcome
 from timer_service.workflows.deadline_worker import DeadlineWorker
+from timer_service.workflows.key_worker import KeyWorker
+from timer_service.workflows.keys import KEY_LOOP
 from timer_service.workflows.messages import (
     CancelWorkflow,
     RetryWorkflow,
@@ -40,8 +42,8 @@ SLICE = Slice(
     handle=handle,
     handle_when_off=handle,
     queries=QUERIES,
-    workers={LOOP: DeadlineWorker},
-    wakes=("outbox", LOOP),
+    workers={LOOP: DeadlineWorker, KEY_LOOP: KeyWorker},
+    wakes=("outbox", LOOP, KEY_LOOP),
     leased=(),
     counted=COUNTED,
     overdue=OVERDUE,

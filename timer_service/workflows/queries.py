@@ -1,19 +1,21 @@
 """Queries about workflows and workers. A tenant sees only its own. Lease tokens are never shown."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.requests.query import QueryRoute
+from timer_service.core.service.workflow_start import concurrency_view
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
+from timer_service.workflows.keys import name_of
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.views import (
     CountWorkflows,
@@ -54,8 +56,11 @@ _OPEN = "ended_at IS NULL"
 """The WHERE clause of open workflows. It must equal the predicate of a partial index, like that of `_where_ended`."""
 
 
-def workflow_view(workflow: Workflow) -> RawJson:
-    """Return the view of a workflow for replies: the fields of `WorkflowView` that are not None."""
+def workflow_view(workflow: Workflow, behind: str | None = None) -> RawJson:
+    """Return the view of a workflow for replies: the fields of `WorkflowView` that are not None.
+
+    `behind`: the workflow that is directly before it, if it is queued.
+    """
     definition, hold = workflow.definition, workflow.hold
     assert definition is not None  # noqa: S101 - only started ones are shown
     fields = omit_none(
@@ -75,7 +80,8 @@ def workflow_view(workflow: Workflow) -> RawJson:
         workerId=None if hold is None else hold.worker_id,
         claimedAt=None if hold is None else format_instant(hold.claimed_at),
         blockedBy=(workflow.last_error or "") if workflow.is_blocked else None,
-        concurrencyKey=definition.concurrency_key,
+        **concurrency_view(definition.concurrency),
+        queuedBehind=behind,
         code=workflow.failure_code,
         step=workflow.failed_step,
         reason=workflow.reason,
@@ -111,14 +117,27 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
         view=_effect_view,
         cursor_of=effect_store.cursor_of,
     )
+    behind = await _find_behind(reader, [workflow])
     stored = {
-        "workflow": workflow_view(workflow).text,
+        "workflow": workflow_view(workflow, behind.get(key)).text,
         "input": texts.input,
         "result": texts.result,
         "failure": texts.error,  # not `error`: that is the field of a reply that is an error
     }
     head = write_view({"hasWorkers": await _has_workers(reader, workflow, now)}, stored)
     return RawJson(f"{head.text[:-1]},{page.text[1:]}")
+
+
+async def _find_behind(reader: Reader, workflows: Iterable[Workflow]) -> dict[Key, str]:
+    """Return the workflow that is directly before each queued one."""
+    queued = [each for each in workflows if each.key_place is not None]
+    parameters = [
+        {**name._asdict(), "place": each.key_place, "number": number}
+        for number, each in enumerate(queued)
+        if (name := name_of(each)) is not None
+    ]
+    rows = await reader.fetch_each(_SQL["behind"], parameters)
+    return {queued[row["number"]].key: row["workflow_id"] for row in rows if row["workflow_id"] is not None}
 
 
 async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
@@ -138,17 +157,21 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     has_index = request.workflow_type is None and (request.status is None or request.status in ENDED)
     end = None if has_index else await _find_end(reader, tenant, after, wheres)
     end_at, end_id = end or _LAST
+    behind: dict[Key, str] = {}
     filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
 
     async def read(after: _Place, limit: int) -> Sequence[Workflow]:
         """Return the next workflows of all indexes, in order."""
         parameters = {"tenant_id": tenant, **after._asdict(), **filters, "limit": limit}
         found = [row for where in wheres for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
-        return sorted(map(store.read_workflow, found), key=_place_of)[:limit]
+        workflows = sorted(map(store.read_workflow, found), key=_place_of)[:limit]
+        behind.update(await _find_behind(reader, workflows))
+        return workflows
 
-    return await read_page(
-        "workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of, end=end
-    )
+    def view(workflow: Workflow) -> RawJson:
+        return workflow_view(workflow, behind.get(workflow.key))
+
+    return await read_page("workflows", read, after=after, limit=request.limit, view=view, cursor_of=_place_of, end=end)
 
 
 async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
