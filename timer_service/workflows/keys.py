@@ -97,7 +97,7 @@ def next_turns(
         ending = oldest[: min(too_many, MOST_TURNS)]
         replaced += ending
         if len(ending) < too_many:
-            return Turns((), replaced, has_more=True)
+            return Turns(starts, replaced, has_more=True)
         started += 1 - too_many
         starts.append(newest.key)
     waiting = [each for each in queued if each.key not in {*starts, *replaced}]
