@@ -89,6 +89,8 @@ class KeyWorker:
             after |= changed
             if not turns[each.name].has_more:
                 looked_at.update(each.because_of)
+        for key, workflow in after.items():
+            after[key] = workflow._replace(key_due_at=None if key in looked_at else before[key].key_due_at)
         await store.save(tx, {key: before[key] for key in after}, after)
         await store.looked_at_keys(tx, looked_at - after.keys())
         await outbox.add(tx, events_of(before, after, now), now)
@@ -135,9 +137,7 @@ def _apply(turns: Turns, before: Mapping[Key, Workflow], now: int) -> dict[Key, 
         if (each := before.get(key)) is None or not each.is_open:
             return None
         changed.append(each.end(WorkflowStatus.CANCELLED, now)._replace(reason=REPLACED))
-    return {
-        each.key: each._replace(key_due_at=before[each.key].key_due_at if turns.has_more else None) for each in changed
-    }
+    return {each.key: each for each in changed}
 
 
 def _group(workflows: Iterable[Workflow]) -> list[DueKey]:
