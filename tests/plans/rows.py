@@ -139,7 +139,8 @@ FROM generate_series(1, $1::bigint) AS n
     """
 INSERT INTO workflows (
     tenant_id, workflow_id, type, queue, status, digest, due_at, created_at,
-    concurrency_key, concurrency_limit, when_busy, key_place, key_due_at, started_epoch, started_sequence, cancelled_epoch, cancelled_sequence
+    concurrency_key, concurrency_limit, when_busy, key_place, key_due_at,
+    started_epoch, started_sequence, cancelled_epoch, cancelled_sequence
 )
 SELECT 'tenant-' || n % 100, 'q-' || n, 'type-' || n % 3, 'default', 'queued', 'd', n, n,
     'key-' || n % 1000, 1, 'replace', n, CASE WHEN n % 10 = 0 THEN n END, 1, n, 0, 0

@@ -170,8 +170,8 @@ class WorkflowsChecker(CommitObserver):
             wanted = (each.status, each.available, each.token, each.attempt, each.blocks)
             assert found == wanted, f"{each} has the row {found}, not {wanted}"
             assert (row["ended_at"] is None, row["retries"]) == (each.is_open, each.retries)
-            found = (row["key_place"], row["key_due_at"] is not None)
-            assert found == (each.place, each.frees_key), f"{each} has the place and the mark {found}"
+            place, is_due = row["key_place"], row["key_due_at"] is not None
+            assert (place, is_due) == (each.place, each.frees_key), f"{each} has the place {place}, and due is {is_due}"
             number = each.number if each.token else None
             assert row["report_number"] == number, f"{each} has the report number {row['report_number']}"
             assert (row["settled_by"], row["failure_code"]) == (each.settled_by, each.code)

@@ -303,10 +303,7 @@ def crash_frees_no_key(patch: pytest.MonkeyPatch) -> None:
 def replaces_beside_the_old_one(patch: pytest.MonkeyPatch) -> None:
     """A workflow that replaces another one starts, and the other one goes on."""
 
-    def next_turns(started: int, _oldest: Any, *rest: Any) -> Any:
-        return keys.next_turns(0 * started, (), *rest)
-
-    patch.setattr(key_worker, "next_turns", next_turns)
+    patch.setattr(key_worker, "next_turns", lambda _started, _oldest, *rest: keys.next_turns(0, (), *rest))
 
 
 def older_replacements_stay(patch: pytest.MonkeyPatch) -> None:

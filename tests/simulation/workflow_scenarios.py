@@ -45,7 +45,7 @@ _starts = st.fixed_dictionaries(
 _keys = st.fixed_dictionaries(
     {"concurrencyKey": st.sampled_from(["k", "k", "l"])},
     optional={
-        "whenBusy": st.sampled_from(["skip", "queue", "queue", "replace"]),
+        "whenBusy": st.sampled_from(["queue", "queue", "replace", "skip"]),
         "concurrencyLimit": st.sampled_from([1, 2]),
     },
 )
@@ -67,8 +67,8 @@ def workflows_one_by_one(service: Service, draw: Draw) -> None:
 def workflows_with_busy_keys(service: Service, draw: Draw) -> None:
     """Many workflows with few concurrency keys are started, end in each way, and are continued."""
     history = _History(service, draw)
-    actions = [*[history.start_with_key] * 4, history.command, history.wait, history.take_turns, history.end_overdue]
-    history.play(draw(st.lists(st.sampled_from(actions), min_size=5, max_size=12)))
+    actions = [*[history.start_with_keys] * 3, history.cancel, history.take_turns, history.command, history.end_overdue]
+    history.play(draw(st.lists(st.sampled_from(actions), min_size=3, max_size=8)))
 
 
 def workflows_with_lost_requests(service: Service, draw: Draw) -> None:
@@ -161,6 +161,10 @@ class _History:
         self._send_and_read([self._draw_command(self.draw(_kinds))])
         self.exchange()
 
+    def cancel(self) -> None:
+        """Cancel a workflow, often an open one. No worker ends another one meanwhile."""
+        self._send_and_read([self._draw_command("CancelWorkflow")])
+
     def send(self) -> None:
         """Send some messages to a workflow."""
         self._send_and_read(self._draw_messages())
@@ -190,8 +194,8 @@ class _History:
     def _draw_command(self, kind: str, workflow: str | None = None) -> SentCommand:
         """Draw a command. Most commands are about workflows that are open."""
         if kind == "StartWorkflow":
-            fields = {**self.draw(_starts), **(self.draw(_keys) if self.draw(st.booleans()) else {})}
-            return SentCommand(kind, TENANT, {**fields, "workflowId": workflow or self.draw(st.sampled_from(_IDS))})
+            start = {**self.draw(_starts), **(self.draw(_keys) if self.draw(st.booleans()) else {})}
+            return SentCommand(kind, TENANT, {**start, "workflowId": workflow or self.draw(st.sampled_from(_IDS))})
         fields: Mapping[str, Any] = self.draw(_messages)[0] if kind == "SendToWorkflow" else {}
         return SentCommand(
             kind, TENANT, {**fields, "workflowId": self._draw_target() if workflow is None else workflow}
@@ -203,11 +207,11 @@ class _History:
         fields = {**self.draw(_starts), **self.draw(_keys), "workflowId": f"k{self._sent_starts}"}
         self.checker.send([SentCommand("StartWorkflow", TENANT, fields)])
 
-    def start_with_key(self) -> None:
-        self.send_start_with_key()
+    def start_with_keys(self) -> None:
+        """Start some new workflows, whose keys are often busy."""
+        for _ in range(self.draw(st.integers(1, 4))):
+            self.send_start_with_key()
         self.service.catch_up()
-        if self.draw(st.booleans()):
-            self.exchange()
 
     def take_turns(self) -> None:
         faults = st.one_of(st.none(), crashes(RELAY_POINTS), outages)

@@ -53,7 +53,7 @@ USAGE = {
     "schedules put acme daily --every 1d --catch-up newest": "Invalid value for '--catch-up': 'newest' is not one of",
     "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron or --calendar: --every is elapsed",
     "schedules preview acme --calendar 2weeks": "must be days, weeks or months, and the first slot as the clocks of",
-    "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in and --concurrency-key need",
+    "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in, --key, --limit and",
     "schedules put acme daily --every 1d --start order --data 1": "--data cannot be combined with --start: use --input",
     "schedules put acme daily --every 1d --start order --topic a": "--topic cannot be combined with --start",
     "timers schedule acme call-1 --in 5s --topic A": "Invalid value for '--topic': 'A' must be 1 to 64 lower-case",

@@ -87,6 +87,8 @@ VALID: dict[str, Any] = {
     "queue": "default",
     "retry": Retry(),
     "concurrency_key": "customer-1",
+    "concurrency_limit": 2,
+    "when_busy": "queue",
     "start": WorkflowStart(workflow_type="order"),
     "message_id": "message-1",
     "letter": LETTER,

@@ -20,7 +20,7 @@ from timer_service.workflows.keys import MOST_TURNS, KeyUse, Queued, Turn, Turns
 from timer_service.workflows.upkeep import delete_settled
 from timer_service.workflows.workflow import Key
 
-SKIP = {"concurrencyKey": "kim"}
+SKIP: dict[str, Any] = {"concurrencyKey": "kim"}
 QUEUE = {**SKIP, "whenBusy": "queue"}
 REPLACE = {**SKIP, "whenBusy": "replace"}
 
@@ -372,8 +372,8 @@ async def test_queued_workflows_count(store: Database, memory_broker: MemoryBrok
 async def test_views_show_the_queue(workflows: Workflows) -> None:
     """Replies to queries show which workflow is directly before a queued one."""
     for name in "abc":
-        reply = await workflows.request("StartWorkflow", workflowId=name, type="order", **QUEUE)
-    assert (reply["workflow"]["status"], reply["workflow"]["whenBusy"]) == ("queued", "queue")
+        reply = (await workflows.request("StartWorkflow", workflowId=name, type="order", **QUEUE))["workflow"]
+        assert (reply["status"], reply["whenBusy"]) == ("waiting" if name == "a" else "queued", "queue")
     for name, behind in (("a", None), ("b", "a"), ("c", "b")):
         assert (await workflows.view(name))["workflow"].get("queuedBehind") == behind
     found = (await workflows.ask("list-workflows", status="queued"))["workflows"]

@@ -14,7 +14,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.workflows import store
 
-QUEUE = {"concurrencyKey": "kim", "whenBusy": "queue"}
+QUEUE: dict[str, Any] = {"concurrencyKey": "kim", "whenBusy": "queue"}
 WAITING = "SELECT 1 AS one FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
 
 
@@ -109,8 +109,8 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
     """Two instances start, end and look at the same keys. All workflows run, in order, and one of a key at a time."""
     both = [Workflows(postgres, memory_broker, clock, batch_size=size) for size in (7, 1)]
     for number in range(80):
-        key = {"concurrencyKey": f"k{number % 8}", "whenBusy": "queue"}
-        both[0].send("StartWorkflow", workflowId=f"w{number:02}", type="order", **key)
+        about: dict[str, Any] = {"concurrencyKey": f"k{number % 8}", "whenBusy": "queue"}
+        both[0].send("StartWorkflow", workflowId=f"w{number:02}", type="order", **about)
     ended: list[str] = []
     running: set[int] = set()
 
