@@ -302,13 +302,12 @@ def crash_frees_no_key(patch: pytest.MonkeyPatch) -> None:
 
 def replaces_beside_the_old_one(patch: pytest.MonkeyPatch) -> None:
     """A workflow that replaces another one starts, and the other one goes on."""
-
     patch.setattr(key_worker, "next_turns", lambda _started, _oldest, *rest: keys.next_turns(0, (), *rest))
 
 
 def older_replacements_stay(patch: pytest.MonkeyPatch) -> None:
     """Of queued workflows that replace others, each starts."""
-    patch.setattr(key_worker, "next_turns", lambda *about: keys.next_turns(*about[:3], about[3][-1:]))
+    patch.setattr(key_worker, "next_turns", lambda a, b, c, d: keys.next_turns(a, b, c, d[-1:]))
 
 
 def limit_exceeded(patch: pytest.MonkeyPatch) -> None:

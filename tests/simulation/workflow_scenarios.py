@@ -43,11 +43,11 @@ _starts = st.fixed_dictionaries(
     },
 )
 _keys = st.fixed_dictionaries(
-    {"concurrencyKey": st.sampled_from(["k", "k", "l"])},
-    optional={
-        "whenBusy": st.sampled_from(["queue", "queue", "replace", "skip"]),
-        "concurrencyLimit": st.sampled_from([1, 2]),
+    {
+        "concurrencyKey": st.sampled_from(["k", "k", "l"]),
+        "whenBusy": st.sampled_from(["queue", "queue", "replace", "replace", "skip"]),
     },
+    optional={"concurrencyLimit": st.sampled_from([1, 2])},
 )
 _messages = st.lists(
     st.fixed_dictionaries({"name": st.just("x"), "data": st.integers(0, 1000)}, optional={"messageId": st.just("m1")}),
