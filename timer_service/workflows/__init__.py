@@ -1,6 +1,7 @@
 """Workflows: functions of the users that continue after any crash. Workers execute them and store each result.
 
-The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules::
+The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules. A start or
+a retry whose concurrency key is busy can lead to `queued`, and from there to `waiting`::
 
                 start        claim              report: complete, fail; deadline; cancel
     not started     --> waiting --> running ----------------------------> completed, failed, cancelled
