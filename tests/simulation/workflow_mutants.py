@@ -28,7 +28,7 @@ from timer_service.worker.task import RunningTask
 from timer_service.workflows import deadline_worker, effect, effect_store, events, key_worker, keys, store, workflow
 from timer_service.workflows.commands import handler, rules
 from timer_service.workflows.keys import KeyUse
-from timer_service.workflows.messages import CancelWorkflow, FailureCode
+from timer_service.workflows.messages import CancelWorkflow
 from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
 from timer_service.workflows.tasks import build, lanes, report, requests, task_store
 from timer_service.workflows.workflow import Workflow
@@ -289,17 +289,6 @@ def end_frees_no_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workflow, "end", lambda *about: end(*about)._replace(key_due_at=None))
 
 
-def crash_frees_no_key(patch: pytest.MonkeyPatch) -> None:
-    """Nothing looks at the key of a workflow that has lost too many leases."""
-    fail = Workflow.fail
-
-    def fail_unseen(self: Workflow, code: Any, *rest: Any, **more: Any) -> Workflow:
-        failed = fail(self, code, *rest, **more)
-        return failed._replace(key_due_at=None) if code is FailureCode.CRASHED else failed
-
-    patch.setattr(Workflow, "fail", fail_unseen)
-
-
 def replaces_beside_the_old_one(patch: pytest.MonkeyPatch) -> None:
     """A workflow that replaces another one starts, and the other one goes on."""
     patch.setattr(key_worker, "next_turns", lambda _started, _oldest, *rest: keys.next_turns(0, (), *rest))
@@ -474,7 +463,6 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     concurrency_key_not_freed: [_KEYS],
     queue_jumped: [_KEYS],
     end_frees_no_key: [_KEYS],
-    crash_frees_no_key: [workflows_that_kill_their_workers],
     replaces_beside_the_old_one: [_KEYS],
     older_replacements_stay: [_KEYS],
     limit_exceeded: [_KEYS],

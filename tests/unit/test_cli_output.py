@@ -149,6 +149,7 @@ WAITING: list[Document] = [
     {**HELD, "workflowId": "w4", "status": "parked", "workerId": None, "step": None, "dueAt": None},
     {**HELD, "workflowId": "w5", "status": "waiting", "workerId": None, "step": None, "dueAt": AT},
     {**HELD, "workflowId": "w6", "status": "waiting", "workerId": None, "step": None, "dueAt": THEN},
+    {**HELD, "workflowId": "w7", "status": "queued", "workerId": None, "step": None, "queuedBehind": "w6"},
 ]
 EFFECTS: list[Document] = [
     {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},

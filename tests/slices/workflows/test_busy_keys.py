@@ -145,6 +145,14 @@ async def test_each_end_frees_the_key(workflows: Workflows) -> None:
             await workflows.about("Cancel", f"next-{name}")
 
 
+async def test_a_policy_without_a_key(workflows: Workflows) -> None:
+    """A limit or a policy without a key is rejected, with the name of the field."""
+    for field, value in (("whenBusy", "queue"), ("concurrencyLimit", 2)):
+        reply = await workflows.request("StartWorkflow", type="order", **{field: value})
+        assert f"payload.{field}" in str(reply["error"])
+        assert "needs concurrencyKey" in str(reply["error"])
+
+
 async def test_a_limit_above_one(workflows: Workflows) -> None:
     """At most so many workflows with a key are started. The command's own limit decides about its workflow."""
     two = {**QUEUE, "concurrencyLimit": 2}
