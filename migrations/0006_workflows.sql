@@ -24,6 +24,11 @@ CREATE TABLE workflows (
     overdue_at BIGINT,  -- when the service ends it: at its deadline, or later if that has failed
     retry TEXT,  -- JSON; NULL: the default
     concurrency_key TEXT COLLATE BINARY,
+    concurrency_limit INTEGER CHECK (concurrency_limit > 0),
+    when_busy TEXT CHECK (when_busy IN ('skip', 'queue', 'replace')),
+    key_place BIGINT,  -- the place of a queued workflow among those that wait for its concurrency key
+    -- When the worker of concurrency keys looks at its key: since it has ended, or is queued to replace another one.
+    key_due_at BIGINT CHECK (key_due_at IS NULL OR concurrency_key IS NOT NULL),
     digest TEXT,  -- of type, queue and input
     input_bytes INTEGER NOT NULL DEFAULT 0 CHECK (input_bytes >= 0),
     effects INTEGER NOT NULL DEFAULT 0 CHECK (effects >= 0),
@@ -54,6 +59,8 @@ CREATE TABLE workflows (
     PRIMARY KEY (tenant_id, workflow_id),
     -- The columns that each status sets. Workers can claim a workflow if and only if it waits or runs.
     CHECK (CASE status
+        WHEN 'queued' THEN due_at IS NOT NULL AND concurrency_key IS NOT NULL AND COALESCE(lease_token, worker_id) IS NULL
+            AND COALESCE(available_at, claimed_at, lease_ms, report_number, ended_at) IS NULL
         WHEN 'waiting' THEN available_at IS NOT NULL AND COALESCE(lease_token, worker_id) IS NULL
             AND COALESCE(claimed_at, lease_ms, report_number, ended_at) IS NULL
         WHEN 'running' THEN available_at IS NOT NULL AND lease_token IS NOT NULL AND worker_id IS NOT NULL
@@ -68,7 +75,10 @@ CREATE TABLE workflows (
     CHECK ((deadline_at IS NULL) = (overdue_at IS NULL)),
     CHECK (ended_at IS NULL OR (COALESCE(available_at, claimed_at, lease_ms, report_number) IS NULL
         AND COALESCE(lease_token, worker_id) IS NULL)),
-    CHECK ((available_at IS NULL) = (due_at IS NULL)),
+    CHECK ((available_at IS NULL) = (due_at IS NULL OR status = 'queued')),
+    CHECK ((status = 'queued') = (key_place IS NOT NULL)),
+    CHECK ((concurrency_key IS NULL) = (concurrency_limit IS NULL)),
+    CHECK ((concurrency_key IS NULL) = (when_busy IS NULL)),
     CHECK (available_at >= due_at),  -- a workflow never continues early
     CHECK ((status = 'failed') = (failure_code IS NOT NULL)),
     -- A workflow that is not started counts as cancelled.
@@ -90,9 +100,16 @@ CREATE INDEX workflows_deadline ON workflows (overdue_at) WHERE overdue_at IS NO
 CREATE INDEX workflows_deadline_of_tenant ON workflows (tenant_id, overdue_at)
 WHERE overdue_at IS NOT NULL AND ended_at IS NULL;
 
--- Of the workflows of a tenant with one concurrency key, one is open.
-CREATE UNIQUE INDEX workflows_concurrency ON workflows (tenant_id, concurrency_key)
-WHERE concurrency_key IS NOT NULL AND ended_at IS NULL;
+-- The workflows that have their concurrency key, the oldest first.
+CREATE INDEX workflows_concurrency ON workflows (tenant_id, concurrency_key, created_at, workflow_id)
+WHERE concurrency_key IS NOT NULL AND key_place IS NULL AND ended_at IS NULL;
+
+-- Those that wait for it, in order.
+CREATE UNIQUE INDEX workflows_queued ON workflows (tenant_id, concurrency_key, key_place) WHERE key_place IS NOT NULL;
+
+-- Used by the worker of concurrency keys. Tenants take turns.
+CREATE INDEX workflows_key_due ON workflows (key_due_at) WHERE key_due_at IS NOT NULL;
+CREATE INDEX workflows_key_due_of_tenant ON workflows (tenant_id, key_due_at) WHERE key_due_at IS NOT NULL;
 
 -- Used by `page_open`, `count_open` and the limits.
 CREATE INDEX workflows_open ON workflows (tenant_id, created_at, workflow_id) WHERE ended_at IS NULL;

@@ -13,6 +13,7 @@ available_at  when a row may be claimed (new: due_at; claimed: end of the lease;
 backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is
 blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
+busy          of a concurrency key: as many workflows with it are started as the limit says, or others are queued
 cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its pass over the timers is
 catch up      fire slots that are late; the policy of a schedule says which ones
 cause         the command that led to an event: its id, correlation id and trace

@@ -171,6 +171,8 @@ async def _fill_workflows(database: Database, broker: MemoryBroker, now: int) ->
     for name in ("rare", "rare and ended"):
         await workflows.start(name, type="rare")
     await workflows.about("Cancel", "rare and ended", reason="a mistake")
+    for name in ("turn-1", "turn-2"):
+        await workflows.start(name, type="rare", concurrencyKey="turn", whenBusy="queue")
     for name in HOSTILE:
         await workflows.start(name)
     await workflows.about("Cancel", HOSTILE[1], reason="no longer needed")

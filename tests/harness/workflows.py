@@ -18,6 +18,7 @@ from timer_service.core.values.errors import Rejection
 from timer_service.core.values.message import Payload
 from timer_service.workflows import SLICE
 from timer_service.workflows.deadline_worker import DeadlineWorker
+from timer_service.workflows.key_worker import KeyWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks
 from timer_service.workflows.protocol import Task as TaskModel
 from timer_service.workflows.tasks import lanes
@@ -112,6 +113,7 @@ class Workflows(WorkflowConversation, InProcess):
     ) -> None:
         super().__init__(database, broker, clock, SLICE, **options)
         self.worker = DeadlineWorker(self.parts)
+        self.key_worker = KeyWorker(self.parts)
         self.may_time_out = True
         self.rng = random.Random(0)
         self._numbers: Counter[tuple[str, str]] = Counter()
@@ -130,7 +132,7 @@ class Workflows(WorkflowConversation, InProcess):
                 now,
                 max_attempts=MAX_ATTEMPTS,
                 may_time_out=self.may_time_out,
-                wake_outbox=lambda: self.worker_wakes.append(("outbox", now)),
+                wake=lambda loop: self.worker_wakes.append((loop, now)),
             )
         tasks = [json.loads(task.text) for task in read if task is not None]
         for task in tasks:
@@ -189,6 +191,10 @@ class Workflows(WorkflowConversation, InProcess):
     async def end_overdue(self) -> None:
         """End the workflows whose deadline has passed."""
         await exhaust(self.worker, self.clock.now())
+
+    async def take_turns(self) -> None:
+        """Start the queued workflows whose turn it is, and cancel those that are replaced."""
+        await exhaust(self.key_worker, self.clock.now())
 
     async def row(self, workflow: str = "order-1", tenant: str = "acme") -> dict[str, Any]:
         """Return the row of a workflow."""

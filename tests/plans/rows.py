@@ -117,10 +117,12 @@ SELECT 'tenant-7', n, 'tenant-7', 'job-' || n, n, 1 FROM generate_series(1, $1::
     """
 INSERT INTO workflows (
     tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, deadline_at, overdue_at,
-    concurrency_key, input_bytes, blocks, started_epoch, started_sequence, cancelled_epoch, cancelled_sequence
+    concurrency_key, concurrency_limit, when_busy,
+    input_bytes, blocks, started_epoch, started_sequence, cancelled_epoch, cancelled_sequence
 )
 SELECT 'tenant-' || n % 100, 'w-' || n, 'type-' || n % 3, 'default', 'waiting', n, n, 'd', n,
-    CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN 'key-' || n END,
+    CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN n END, CASE WHEN n % 10 = 0 THEN 'key-' || n % 1000 END,
+    CASE WHEN n % 10 = 0 THEN 1 END, CASE WHEN n % 10 = 0 THEN 'queue' END,
     CASE WHEN n % 10 = 0 THEN 2000 ELSE 0 END, CASE WHEN n % 100 = 0 THEN 3 ELSE 0 END, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
     """,
@@ -132,6 +134,16 @@ INSERT INTO workflows (
 SELECT 'tenant-' || n % 100, 'e-' || n, 'type-' || n % 3, 'default',
     CASE n % 20 WHEN 0 THEN 'failed' ELSE 'completed' END, 'd', n, n, CASE n % 20 WHEN 0 THEN 'CRASHED' END,
     1, n, 0, 0
+FROM generate_series(1, $1::bigint) AS n
+    """,
+    """
+INSERT INTO workflows (
+    tenant_id, workflow_id, type, queue, status, digest, due_at, created_at,
+    concurrency_key, concurrency_limit, when_busy, key_place, key_due_at,
+    started_epoch, started_sequence, cancelled_epoch, cancelled_sequence
+)
+SELECT 'tenant-' || n % 100, 'q-' || n, 'type-' || n % 3, 'default', 'queued', 'd', n, n,
+    'key-' || n % 1000, 1, 'replace', n, CASE WHEN n % 10 = 0 THEN n END, 1, n, 0, 0
 FROM generate_series(1, $1::bigint) AS n
     """,
     """

@@ -30,7 +30,7 @@ from timer_service.signals.store import UNEVALUATED
 from timer_service.timers.cancellations import CANCELLATIONS
 from timer_service.ui.views import runs, schedules, signals, timers, workflows
 from timer_service.ui.views.failed import KINDS
-from timer_service.workflows.store import OVERDUE
+from timer_service.workflows.store import KEYS, OVERDUE
 
 NEXT = ("next_available", "due_tenants")
 SELECT = (*NEXT, "count_available", "next_available_after", "due", "due_of_tenant", "due_by_key")
@@ -43,6 +43,7 @@ DUE: dict[DueTable, Sequence[str]] = {
     UNEVALUATED: (*NEXT, "due_of_tenant", "due_by_key"),
     ANNOUNCEMENTS: (*SELECT, "postpone"),
     OVERDUE: (*NEXT, "due_of_tenant", "due_by_key", "postpone"),
+    KEYS: (*NEXT, "due_of_tenant", "due_by_key", "postpone"),
 }
 """The tables of workers, and the statements that each of them runs."""
 LEASED = (
@@ -117,14 +118,19 @@ def of_tables() -> Iterator[tuple[str, str]]:
     available: list[LeasedTable | DueTable] = [*leased, *(table for each in SLICES for table in each.due)]
     timed = [*(leased_rows(each, timedelta(seconds=30)) for each in leased), *(row for s in SLICES for row in s.timed)]
     yield from ((f"{table.name} {block}", table.sql(block)) for table in leased for block in LEASED)
-    yield from ((f"{table.name} {block}", table.sql(block)) for table, blocks in DUE.items() for block in blocks)
-    yield from ((f"{rows.table} {block}", rows.sql(block)) for rows in timed for block in REPAIR)
+    yield from ((f"{label(each.name, each.order[0])} {block}", each.sql(block)) for each in DUE for block in DUE[each])
+    yield from ((f"{label(each.table, each.instant)} {block}", each.sql(block)) for each in timed for block in REPAIR)
     yield from ((f"{rows.table} count {rows.state}", rows.sql) for each in SLICES for rows in each.counted)
     yield from ((f"{table.name} overdue", overdue_sql(table)) for table in available)
     choices = [each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)]
     for rows in (*choices, *(kind.rows for kind in KINDS)):
         yield from ((f"page of {rows.table} {rows.where} {block}", rows.sql(block)) for block in ("page", "count"))
     yield from ((f"page of {kind.rows.table} {kind.rows.where} first", kind.first) for kind in KINDS)
+
+
+def label(table: str, instant: str) -> str:
+    """Return how the statements about a table and an instant are named: a table may have two instants."""
+    return f"{table} by key" if instant == "key_due_at" else table
 
 
 STATEMENTS = dict([*of_files(), *of_tables()])

@@ -50,6 +50,23 @@ async def test_locked_row(locks: LockedPostgres) -> None:
     await lock_the_notes(database)
 
 
+async def test_locked_names(locks: LockedPostgres) -> None:
+    """A name that another transaction has is left out, or waited for. The end of the transaction releases all names."""
+    database = locks.database
+    async with locks.locked("SELECT pg_advisory_xact_lock(hashtextextended('a', 0))"):
+        async with database.transaction() as tx:
+            assert await tx.lock(["a", "b"], wait=False) == ["b"]
+        with pytest.raises(DatabaseBlockedError):
+            async with database.transaction() as tx:
+                await tx.lock(["a"])
+        assert database.health == HEALTHY
+    for _ in range(2):
+        async with database.transaction() as tx, database.transaction() as other:
+            assert await tx.lock(["a", "b"]) == ["a", "b"]
+            assert await tx.lock(["a"], wait=False) == ["a"], "it has the name already"
+            assert await other.lock(["a", "b", "c"], wait=False) == ["c"]
+
+
 async def test_time_limits(databases: Databases) -> None:
     """Transactions wait 1.5 s for a lock, which is longer than the server takes to find a deadlock. Migrations wait."""
     async with databases.database(bring_to_head) as url:

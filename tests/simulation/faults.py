@@ -244,6 +244,10 @@ class FaultyTransaction:
         async with self._statement([]):
             return await self._tx.insert(sql, rows)
 
+    async def lock(self, names: Sequence[str], *, wait: bool = True) -> Sequence[str]:
+        async with self._statement([]):
+            return await self._tx.lock(names, wait=wait)
+
     async def wait_briefly(self) -> None:
         async with self._statement([]):
             await self._tx.wait_briefly()

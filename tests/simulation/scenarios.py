@@ -39,6 +39,7 @@ from tests.simulation.service import INSTANCES, Row, SentCommand, Service
 from tests.simulation.signal_histories import many_signals, recreated_signals, signal_commands
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
+    workflows_with_busy_keys,
     workflows_with_faults,
     workflows_with_lost_leases,
     workflows_with_lost_requests,
@@ -260,6 +261,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         schedules_with_faults,
         schedules_with_new_rules,
         workflows_one_by_one,
+        workflows_with_busy_keys,
         workflows_with_lost_requests,
         workflows_with_lost_leases,
         workflows_with_faults,

@@ -8,7 +8,7 @@ from typing import Any
 from tests.simulation.request_server import AppliedRequests
 from tests.simulation.service import MAX_ATTEMPTS, CommitObserver, Handled, Row, SentCommand, Service
 from tests.simulation.workers import LEASE_SECONDS, Cluster, results_of
-from tests.simulation.workflow_model import EffectModel, Rules, WorkflowModel, WorkflowName
+from tests.simulation.workflow_model import EffectModel, KeyModel, Rules, WorkflowModel, WorkflowName
 from tests.simulation.workflow_programs import TOO_LATE, expect
 from timer_service.core.requests.bodies import encode_answer
 from timer_service.core.values.errors import Rejection
@@ -26,6 +26,7 @@ class WorkflowsChecker(CommitObserver):
     def __init__(self, service: Service) -> None:
         self.service = service
         self.workflows: dict[WorkflowName, WorkflowModel] = {}
+        self._keys = KeyModel(self.workflows)
         self._sent: dict[str, tuple[SentCommand, int]] = {}
         """The commands and when they were sent, by their ids."""
         self._backlog: frozenset[str] = frozenset()
@@ -52,18 +53,13 @@ class WorkflowsChecker(CommitObserver):
         workflow = self.workflows.setdefault(name, WorkflowModel(name))
         match sent.type:
             case "StartWorkflow":
-                busy = self._is_busy(name, sent.fields.get("concurrencyKey"))
-                return workflow.start(_in_ms(sent.fields), sent_at, now, busy=busy)
+                return workflow.start(_in_ms(sent.fields), sent_at, now, self._keys)
             case "SendToWorkflow":
                 return workflow.send(sent.fields, position, sent_at, now)
             case "CancelWorkflow":
                 return workflow.cancel()
             case _:
-                return workflow.retry(sent_at, now, busy=self._is_busy(name, workflow.concurrency_key))
-
-    def _is_busy(self, name: WorkflowName, key: str | None) -> bool:
-        others = (each for each in self.workflows.values() if each.name != name and each.is_open)
-        return key is not None and any(each.concurrency_key == key for each in others)
+                return workflow.retry(sent_at, now, self._keys)
 
     def requests_committed(self, applied: AppliedRequests) -> None:
         rows = {} if not applied.asked else self._effect_rows()
@@ -94,7 +90,19 @@ class WorkflowsChecker(CommitObserver):
                 self._follow_claims(began_at)
             case "workflow-deadlines":
                 self._follow_deadlines(began_at)
+            case "workflow-keys":
+                self._follow_turns(began_at)
         self.check()
+
+    def _follow_turns(self, now: int) -> None:
+        """Follow the worker of keys: it has looked at a key because of the workflows that it has marked so."""
+        rows = self._rows()
+        looked_at: dict[str, list[WorkflowModel]] = {}
+        for name, each in self.workflows.items():
+            if each.frees_key and rows[name]["key_due_at"] is None:
+                looked_at.setdefault(each.concurrency_key or "", []).append(each)
+        for key, because_of in looked_at.items():
+            self._keys.look(key, because_of, now)
 
     def _follow_claims(self, now: int) -> None:
         rows = self._rows()
@@ -162,6 +170,8 @@ class WorkflowsChecker(CommitObserver):
             wanted = (each.status, each.available, each.token, each.attempt, each.blocks)
             assert found == wanted, f"{each} has the row {found}, not {wanted}"
             assert (row["ended_at"] is None, row["retries"]) == (each.is_open, each.retries)
+            place, is_due = row["key_place"], row["key_due_at"] is not None
+            assert (place, is_due) == (each.place, each.frees_key), f"{each} has the place {place}, and due is {is_due}"
             number = each.number if each.token else None
             assert row["report_number"] == number, f"{each} has the report number {row['report_number']}"
             assert (row["settled_by"], row["failure_code"]) == (each.settled_by, each.code)

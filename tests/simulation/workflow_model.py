@@ -5,7 +5,7 @@ It knows no worker: a report says what happened to a task, and the model says wh
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +72,11 @@ class WorkflowModel:
     due: int | None = None
     """When it becomes available if the lease is left out."""
     deadline: int | None = None
+    created: int = 0
+    place: int | None = None
+    """Its place in the queue of its concurrency key."""
+    frees_key: bool = False
+    """Whether the key is to be looked at because of it."""
     token: str | None = None
     lease_ms: int = 0
     number: int = 0
@@ -95,6 +100,11 @@ class WorkflowModel:
 
     @property
     def is_open(self) -> bool:
+        return self.is_started or self.status == "queued"
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it is open and has its concurrency key, if any."""
         return self.status in {"waiting", "running", "parked"}
 
     @property
@@ -113,6 +123,17 @@ class WorkflowModel:
         return None if self.definition is None else self.definition.get("concurrencyKey")
 
     @property
+    def limit(self) -> int:
+        """How many workflows with its key may be started, with it."""
+        assert self.definition is not None
+        return int(self.definition.get("concurrencyLimit", 1))
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it starts in place of another one."""
+        return self.definition is not None and self.definition.get("whenBusy") == "replace"
+
+    @property
     def seen(self) -> int:
         return max((each.seq or 0 for each in self.effects.values()), default=0)
 
@@ -128,17 +149,37 @@ class WorkflowModel:
 
     # Commands
 
-    def start(self, fields: Mapping[str, Any], sent_at: int, now: int, *, busy: bool) -> str:
+    def start(self, fields: Mapping[str, Any], sent_at: int, now: int, keys: "KeyModel") -> str:
         if self.definition is not None:
             return "unchanged" if _identity(self.definition) == _identity(fields) else "exists"
-        self.definition = fields
-        if busy:
+        self.definition, self.created = fields, sent_at
+        if (turn := keys.turn_of(self)) == "skip":
             return "skipped_busy"
         if "deadlineIn" in fields:
             self.deadline = sent_at + fields["deadlineIn"]
         asked_at = min(sent_at, now)
-        self._wait_until(max(asked_at, sent_at + fields["startIn"]) if "startIn" in fields else asked_at)
-        return "started"
+        at = max(asked_at, sent_at + fields["startIn"]) if "startIn" in fields else asked_at
+        return self._begin(at, turn, keys, "started")
+
+    def _begin(self, at: int, turn: str, keys: "KeyModel", outcome: str) -> str:
+        """Begin at an instant, or wait for the key."""
+        self._wait_until(at)
+        if turn == "start":
+            return outcome
+        self.place = keys.last_place(self) + 1
+        self.status, self.available, self.frees_key = "queued", None, self.replaces or self.frees_key
+        return "queued"
+
+    def take_key(self, now: int) -> None:
+        """It is its turn."""
+        self.place = None
+        self._wait_until(max(self.due or 0, now))
+
+    def replace_by_another(self) -> None:
+        """It ends for another workflow with its key."""
+        is_looked_at = self.frees_key
+        self.end("cancelled", "WorkflowCancelled", "replaced")
+        self.frees_key = is_looked_at
 
     def send(self, fields: Mapping[str, Any], position: Position, sent_at: int, now: int) -> str:
         message_id = fields.get("messageId")
@@ -166,14 +207,14 @@ class WorkflowModel:
         self.end("cancelled", "WorkflowCancelled", None)
         return "cancelled"
 
-    def retry(self, sent_at: int, now: int, *, busy: bool) -> str:
+    def retry(self, sent_at: int, now: int, keys: "KeyModel") -> str:
         if self.definition is None:
             return "not_found"
         if self.is_open:
             return "unchanged"
         if self.status != "failed":
             return "already_ended"
-        if busy:
+        if (turn := keys.turn_of(self)) == "skip":
             return "skipped_busy"
         runs_step_again = self.code in {"STEP_FAILED", "WORKFLOW_ERROR"}
         self.deadline = self.code = None
@@ -183,8 +224,7 @@ class WorkflowModel:
             if runs_step_again and effect.seq == self.seen and effect.kind == "step" and effect.status == "failed":
                 effect.status, effect.seq, effect.failures, effect.due = "open", None, 0, min(sent_at, now)
                 break
-        self._wait_until(min(sent_at, now))
-        return "retried"
+        return self._begin(min(sent_at, now), turn, keys, "retried")
 
     # Tasks
 
@@ -331,6 +371,7 @@ class WorkflowModel:
 
     def end(self, status: str, event: str, about: Any) -> None:
         self.status, self.token, self.available, self.due = status, None, None, None
+        self.place, self.frees_key = None, self.concurrency_key is not None
         self.events.append((event, json.dumps(about)))
 
     def _wait_until(self, at: int) -> None:
@@ -338,6 +379,50 @@ class WorkflowModel:
 
     def _renew(self, now: int) -> None:
         self.available = now + self.lease_ms + _DELAYS_OF_LOST.get(self.attempt, 0)
+
+
+class KeyModel:
+    """The concurrency keys of workflows of one tenant."""
+
+    def __init__(self, workflows: Mapping[WorkflowName, WorkflowModel]) -> None:
+        self._workflows = workflows
+
+    def _with_key_of(self, workflow: WorkflowModel) -> list[WorkflowModel]:
+        others = [each for each in self._workflows.values() if each is not workflow]
+        return [each for each in others if each.concurrency_key == workflow.concurrency_key]
+
+    def turn_of(self, workflow: WorkflowModel) -> str:
+        """Return whether a workflow starts, is queued or is skipped: it passes no queued one."""
+        if workflow.concurrency_key is None:
+            return "start"
+        others = self._with_key_of(workflow)
+        started = sum(each.is_started for each in others)
+        if started < workflow.limit and not any(each.status == "queued" for each in others):
+            return "start"
+        assert workflow.definition is not None
+        return "skip" if workflow.definition.get("whenBusy", "skip") == "skip" else "queue"
+
+    def last_place(self, workflow: WorkflowModel) -> int:
+        """Return the last place in the queue of the key of a workflow."""
+        return max((each.place or 0 for each in self._with_key_of(workflow)), default=0)
+
+    def look(self, key: str, because_of: Sequence[WorkflowModel], now: int) -> None:
+        """Start the workflows with a key whose turn it is. Those of `because_of` that replace others go first."""
+        mine = [each for each in self._workflows.values() if each.concurrency_key == key]
+        in_order = sorted(because_of, key=lambda each: each.place or 0)
+        replacing = [each for each in in_order if each.place and each.replaces]
+        for each in because_of:
+            each.frees_key = False
+        for each in replacing[:-1]:
+            each.replace_by_another()
+        for newest in replacing[-1:]:
+            while len(started := [each for each in mine if each.is_started]) >= newest.limit:
+                min(started, key=lambda each: (each.created, each.name.workflow)).replace_by_another()
+            newest.take_key(now)
+        for each in sorted((each for each in mine if each.place), key=lambda each: each.place or 0):
+            if sum(each.is_started for each in mine) >= each.limit:
+                break
+            each.take_key(now)
 
 
 def _identity(fields: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Mutants of workflows and their workers that the simulation of workflows must find."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from tests.simulation.schedule_mutants import slots_fire_before_the_backlog
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
     workflows_that_kill_their_workers,
+    workflows_with_busy_keys,
     workflows_with_faults,
     workflows_with_lost_leases,
     workflows_with_lost_requests,
@@ -24,8 +25,9 @@ from timer_service.worker import report as worker_report
 from timer_service.worker import task as worker_task
 from timer_service.worker.replay import Replay
 from timer_service.worker.task import RunningTask
-from timer_service.workflows import deadline_worker, effect, effect_store, events, store, workflow
+from timer_service.workflows import deadline_worker, effect, effect_store, events, key_worker, keys, store, workflow
 from timer_service.workflows.commands import handler, rules
+from timer_service.workflows.keys import KeyUse
 from timer_service.workflows.messages import CancelWorkflow
 from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
 from timer_service.workflows.tasks import build, lanes, report, requests, task_store
@@ -273,7 +275,48 @@ def retry_keeps_the_failed_step(patch: pytest.MonkeyPatch) -> None:
 
 def concurrency_key_not_freed(patch: pytest.MonkeyPatch) -> None:
     """A workflow that has ended keeps its concurrency key."""
-    change_statement(patch, "workflows/store", "find_open_with_key", " AND ended_at IS NULL")
+    change_statement(patch, "workflows/store", "find_use", " AND ended_at IS NULL")
+
+
+def queue_jumped(patch: pytest.MonkeyPatch) -> None:
+    """The workflow that was queued last starts first."""
+    change_statement(patch, "workflows/store", "first_queued", "ORDER BY key_place", "ORDER BY key_place DESC")
+
+
+def end_frees_no_key(patch: pytest.MonkeyPatch) -> None:
+    """Nothing looks at the key of a workflow that ends."""
+    end = Workflow.end
+    patch.setattr(Workflow, "end", lambda *about: end(*about)._replace(key_due_at=None))
+
+
+def replaces_beside_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that replaces another one starts, and the other one goes on."""
+    patch.setattr(key_worker, "next_turns", lambda _started, _oldest, *rest: keys.next_turns(0, (), *rest))
+
+
+def older_replacements_stay(patch: pytest.MonkeyPatch) -> None:
+    """Of queued workflows that replace others, each starts."""
+    patch.setattr(key_worker, "next_turns", lambda a, b, c, d: keys.next_turns(a, b, c, d[-1:]))
+
+
+def limit_exceeded(patch: pytest.MonkeyPatch) -> None:
+    """A workflow starts although as many with its key are started as its limit says."""
+    _change_use(patch, lambda use: use._replace(started=use.started - 1))
+
+
+def skip_passes_the_queue(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that would be skipped starts before those that wait, if there is room."""
+    _change_use(patch, lambda use: use._replace(queued=0))
+
+
+def limit_exceeded_by_a_turn(patch: pytest.MonkeyPatch) -> None:
+    """The worker of keys starts one workflow more than the limit says."""
+    patch.setattr(key_worker, "next_turns", lambda started, *about: keys.next_turns(started - 1, *about))
+
+
+def _change_use(patch: pytest.MonkeyPatch, change: Callable[[KeyUse], KeyUse]) -> None:
+    """Let starts see another use of their keys."""
+    patch.setattr(rules, "turn_of", lambda concurrency, use: keys.turn_of(concurrency, change(use)))
 
 
 def event_without_outbox_row(patch: pytest.MonkeyPatch) -> None:
@@ -387,7 +430,7 @@ def log_lines_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 _CALM, _LOSSES, _LEASES = workflows_one_by_one, workflows_with_lost_requests, workflows_with_lost_leases
-_FAULTS = workflows_with_faults
+_KEYS, _FAULTS = workflows_with_busy_keys, workflows_with_faults
 _ALL = (_CALM, _LOSSES, _LEASES, _FAULTS)
 WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     no_fence_on_reports: [_LEASES],
@@ -417,7 +460,14 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     deadline_ignored_while_sleeping: [_FAULTS],
     cancel_ignored_while_held: [_CALM],
     retry_keeps_the_failed_step: _ALL,
-    concurrency_key_not_freed: [_CALM],
+    concurrency_key_not_freed: [_KEYS],
+    queue_jumped: [_KEYS],
+    end_frees_no_key: [_KEYS],
+    replaces_beside_the_old_one: [_KEYS],
+    older_replacements_stay: [_KEYS],
+    limit_exceeded: [_KEYS],
+    skip_passes_the_queue: [_KEYS],
+    limit_exceeded_by_a_turn: [_KEYS],
     event_without_outbox_row: _ALL,
     event_id_without_retries: _ALL,
     results_in_another_order: _ALL,

@@ -38,10 +38,16 @@ _starts = st.fixed_dictionaries(
         "retry": st.sampled_from([{"maxAttempts": 2}, {"maxAttempts": 3}]),
     },
     optional={
-        "concurrencyKey": st.sampled_from(["k", "l", "m"]),
         "deadlineIn": st.sampled_from(["PT5S", "PT20S", "PT600S"]),
         "startIn": st.sampled_from(["PT0S", "PT0S", "PT5S"]),
     },
+)
+_keys = st.fixed_dictionaries(
+    {
+        "concurrencyKey": st.sampled_from(["k", "k", "l"]),
+        "whenBusy": st.sampled_from(["queue", "queue", "replace", "replace", "skip"]),
+    },
+    optional={"concurrencyLimit": st.sampled_from([1, 2])},
 )
 _messages = st.lists(
     st.fixed_dictionaries({"name": st.just("x"), "data": st.integers(0, 1000)}, optional={"messageId": st.just("m1")}),
@@ -55,6 +61,13 @@ def workflows_one_by_one(service: Service, draw: Draw) -> None:
     """Commands come one by one, time passes, and workers end. Every request and every reply arrives."""
     history = _History(service, draw)
     actions = [*[history.command] * 3, *[history.send_in_odd_order] * 2, history.send, history.wait, history.end_worker]
+    history.play(draw(st.lists(st.sampled_from(actions), min_size=3, max_size=8)))
+
+
+def workflows_with_busy_keys(service: Service, draw: Draw) -> None:
+    """Many workflows with few concurrency keys are started, end in each way, and are continued."""
+    history = _History(service, draw)
+    actions = [*[history.start_with_keys] * 3, history.cancel, history.take_turns, history.command, history.end_overdue]
     history.play(draw(st.lists(st.sampled_from(actions), min_size=3, max_size=8)))
 
 
@@ -92,6 +105,7 @@ def workflows_with_faults(service: Service, draw: Draw) -> None:
     history = _History(service, draw)
     steady = [history.send_command, history.read_commands, history.read_commands, history.wait, history.exchange]
     faulty = [history.deliver, history.deliver, history.claim, history.claim, history.end_overdue, history.publish]
+    keys = [history.send_start_with_key, history.send_start_with_key, history.take_turns]
     rare = [
         history.crash,
         history.crash,
@@ -102,7 +116,7 @@ def workflows_with_faults(service: Service, draw: Draw) -> None:
         history.resume,
     ]
     outage = [history.stop_broker, history.start_broker, history.lose_replies, history.start_changed_worker]
-    history.play(draw(st.lists(st.sampled_from([*steady, *faulty, *rare, *outage]), min_size=4, max_size=12)))
+    history.play(draw(st.lists(st.sampled_from([*steady, *faulty, *keys, *rare, *outage]), min_size=4, max_size=12)))
 
 
 class _History:
@@ -113,6 +127,7 @@ class _History:
         self.checker = WorkflowsChecker(service)
         self.cluster = Cluster(service)
         self._retried: set[WorkflowName] = set()
+        self._sent_starts = 0
 
     def play(self, actions: list[Callable[[], None]]) -> None:
         try:
@@ -146,6 +161,10 @@ class _History:
         self._send_and_read([self._draw_command(self.draw(_kinds))])
         self.exchange()
 
+    def cancel(self) -> None:
+        """Cancel a workflow, often an open one. No worker ends another one meanwhile."""
+        self._send_and_read([self._draw_command("CancelWorkflow")])
+
     def send(self) -> None:
         """Send some messages to a workflow."""
         self._send_and_read(self._draw_messages())
@@ -175,13 +194,28 @@ class _History:
     def _draw_command(self, kind: str, workflow: str | None = None) -> SentCommand:
         """Draw a command. Most commands are about workflows that are open."""
         if kind == "StartWorkflow":
-            return SentCommand(
-                kind, TENANT, {**self.draw(_starts), "workflowId": workflow or self.draw(st.sampled_from(_IDS))}
-            )
+            start = {**self.draw(_starts), **(self.draw(_keys) if self.draw(st.booleans()) else {})}
+            return SentCommand(kind, TENANT, {**start, "workflowId": workflow or self.draw(st.sampled_from(_IDS))})
         fields: Mapping[str, Any] = self.draw(_messages)[0] if kind == "SendToWorkflow" else {}
         return SentCommand(
             kind, TENANT, {**fields, "workflowId": self._draw_target() if workflow is None else workflow}
         )
+
+    def send_start_with_key(self) -> None:
+        """Send the start of a new workflow, whose key is often busy."""
+        self._sent_starts += 1
+        fields = {**self.draw(_starts), **self.draw(_keys), "workflowId": f"k{self._sent_starts}"}
+        self.checker.send([SentCommand("StartWorkflow", TENANT, fields)])
+
+    def start_with_keys(self) -> None:
+        """Start some new workflows, whose keys are often busy."""
+        for _ in range(self.draw(st.integers(1, 4))):
+            self.send_start_with_key()
+        self.service.catch_up()
+
+    def take_turns(self) -> None:
+        faults = st.one_of(st.none(), crashes(RELAY_POINTS), outages)
+        self.service.tick("workflow-keys", self.draw(instances), self.draw(faults))
 
     def _draw_target(self) -> str:
         opened = [name.workflow for name, each in self.checker.workflows.items() if each.is_open]
@@ -199,6 +233,7 @@ class _History:
     # Workers and their requests
 
     def exchange(self) -> None:
+        self.service.tick("workflow-keys")
         self.cluster.exchange()
 
     def overtake(self) -> None:
@@ -305,7 +340,7 @@ class _History:
         for _ in range(_ROUNDS_AT_END):
             self.cluster.exchange()
             self.checker.check_calls(self.cluster)
-            self.service.settle("workflow-deadlines")
+            self.service.settle("workflow-deadlines", "workflow-keys")
             opened = [each for each in self.checker.workflows.values() if each.is_open]
             if not opened and not self._retry_failed():
                 break
@@ -337,6 +372,7 @@ class _History:
         for each in parked:
             sent = SentCommand("SendToWorkflow", TENANT, {"workflowId": each.name.workflow, "name": "x", "data": 0})
             self._send_and_read([sent])
-        if opened and not parked:
-            seconds = (min(each.available or 0 for each in opened) - self.service.clock.now()) / 1000
+        available = [each.available for each in opened if each.available is not None]
+        if available and not parked:
+            seconds = (min(available) - self.service.clock.now()) / 1000
             self.cluster.wait(min(seconds, 10) if seconds > 0 else 5)  # then polls are under way

@@ -21,7 +21,7 @@ WOKEN = {
     "timers": {"timers"},
     "signals": {"firings", "evaluation"},
     "schedules": {"schedules", "outbox"},
-    "workflows": {"workflow-deadlines", "outbox"},
+    "workflows": {"workflow-deadlines", "workflow-keys", "outbox"},
     "runs": {"sweep", "announcements", "outbox"},
     "events": {"outbox"},
 }
@@ -39,7 +39,7 @@ def names(sqlite: SqliteDatabase, broker: MemoryBroker, **settings: Any) -> set[
     [
         ("signals_enabled", {"firings", "evaluation"}),
         ("schedules_enabled", {"schedules", "backfills"}),
-        ("workflows_enabled", {"workflow-deadlines"}),
+        ("workflows_enabled", {"workflow-deadlines", "workflow-keys"}),
         ("runs_enabled", {"sweep", "announcements"}),
     ],
 )

@@ -174,6 +174,7 @@ WAITING: list[Document] = [
         "reason": None,
     },
     {**WORKFLOW, "workflowId": "w9", "failure": {"type": "ValueError", "message": EVIL}, "step": None, "reason": None},
+    {**HELD, "workflowId": "w10", "status": "queued", "workerId": None, "step": None, "queuedBehind": "w6"},
 ]
 EFFECTS: list[Document] = [
     {"key": EVIL, "kind": "step", "status": "done", "seq": 1, "result": EVIL, "dueAt": AT},

@@ -53,7 +53,7 @@ USAGE = {
     "schedules put acme daily --every 1d --catch-up newest": "Invalid value for '--catch-up': 'newest' is not one of",
     "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron or --calendar: --every is elapsed",
     "schedules preview acme --calendar 2weeks": "(a year is 12), and the first slot as the clocks of",
-    "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in and --concurrency-key need",
+    "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in, --key, --limit and",
     "schedules put acme daily --every 1d --start order --data 1": "--data cannot be combined with --start: use --input",
     "schedules put acme daily --every 1d --start order --topic a": "--topic cannot be combined with --start",
     "timers schedule acme call-1 --at 2026-03-01": "without an offset, it may be in any time zone",

@@ -87,6 +87,8 @@ VALID: dict[str, Any] = {
     "queue": "default",
     "retry": Retry(),
     "concurrency_key": "customer-1",
+    "concurrency_limit": 2,
+    "when_busy": "queue",
     "start": WorkflowStart(workflow_type="order"),
     "message_id": "message-1",
     "letter": LETTER,
@@ -346,6 +348,8 @@ MISTAKES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     ),
     "every must be whole milliseconds": (("schedules", "put"), {"cron": None, "every": timedelta(microseconds=1)}),
     "start_at cannot be combined": (("workflows", "start"), {"start_at": LATER, "start_in": HOUR}),
+    "concurrency_limit must be a whole number": (("workflows", "start"), {"concurrency_limit": "2"}),
+    "when_busy must be one of skip, queue, replace": (("workflows", "start"), {"when_busy": "wait"}),
     "deadline_at cannot be combined": (("workflows", "start"), {"deadline_at": LATER, "deadline_in": HOUR}),
 }
 

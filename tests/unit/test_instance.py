@@ -44,7 +44,7 @@ UPKEEP = {"clock", "file", "database", "clock-repair", "streams", "audit"}
 HANDLING = {"tasks", "workflow-workers"}
 WORKING = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep", "dead-letters"),
-    *("announcements", "workflow-deadlines", "event-limits", "row-counts"),
+    *("announcements", "workflow-deadlines", "workflow-keys", "event-limits", "row-counts"),
     *(f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs", "events")),
 }
 LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
@@ -108,7 +108,7 @@ async def test_disabled_workflows(new: NewInstance) -> None:
         await caught_up()
         status, _ = await instance.page("/readyz")
     assert (reply.code, status) == ("BUSY", 200)
-    assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
+    assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines", "workflow-keys"})
 
 
 async def test_gauges_of_rows(new: NewInstance) -> None:

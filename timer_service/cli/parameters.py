@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from timer_service.client import WhenBusy
 from timer_service.core.values.address import IDENTIFIER_PATTERN, TENANT_PATTERN, TOPIC_PATTERN
 from timer_service.core.values.duration import LONGEST, parse_duration
 from timer_service.core.values.instant import parse_instant
@@ -184,3 +185,13 @@ All = Annotated[bool, typer.Option("--all", help="Show all rows, regardless of -
 Cursor = Annotated[
     str | None, typer.Option(metavar="CURSOR", help="Continue after the last row of a page that was shown before.")
 ]
+CONCURRENCY = {
+    "concurrency_key": identifier_option("KEY", "Only some workflows with this key at a time.", "--key"),
+    "concurrency_limit": number("So many of them. Default: 1.", "--limit"),
+    "when_busy": choice(
+        WhenBusy,
+        "If so many are started: do not start it (skip, the default), let it wait for its turn (queue), or cancel the "
+        "oldest (replace).",
+    ),
+}
+"""The options about the concurrency key of a workflow."""

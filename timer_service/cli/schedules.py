@@ -74,7 +74,7 @@ START = {
     "start_input": parameters.json_option("The input of the workflows.", "--input"),
     "queue": parameters.option("QUEUE", "The queue of their workers. Default: default."),
     "deadline_in": parameters.duration("A workflow fails if it is slower."),
-    "concurrency_key": parameters.identifier_option("KEY", "Skip a slot if an open workflow has this key."),
+    **parameters.CONCURRENCY,
 }
 
 
@@ -141,7 +141,7 @@ SCHEDULES = Resource(
     lambda client: client.schedules,
     Outcomes(
         lambda outcome: state_text(outcome.schedule),
-        {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"},
+        {"created", "updated", "paused", "resumed", "deleted", "triggered", "queued", "backfilling", "unchanged"},
         {
             "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
             "backfilling": "an event ScheduleBackfilled follows",
@@ -149,7 +149,8 @@ SCHEDULES = Resource(
             "unchanged": "already in that state",
             "not_found": "there is no such schedule",
             "already_ended": "it has ended",
-            "skipped_busy": "another open workflow has its concurrency key",
+            "queued": "its workflow starts when it is its turn",
+            "skipped_busy": "the concurrency key of its workflow is busy",
             "exists": "there is another workflow with the id of this trigger",
         },
     ),
@@ -187,7 +188,7 @@ def _check_put(**given: Any) -> None:
     if given["workflow_type"] is not None and given["topic"] is not None:
         raise typer.BadParameter("--topic cannot be combined with --start: a slot that starts a workflow has no event.")
     if given["workflow_type"] is None and any(given[name] is not None for name in START):
-        raise typer.BadParameter("--input, --queue, --deadline-in and --concurrency-key need --start.")
+        raise typer.BadParameter("--input, --queue, --deadline-in, --key, --limit and --when-busy need --start.")
 
 
 async def _put(client: TimerClient, **given: Any) -> Outcome:

@@ -53,6 +53,8 @@ def _why(workflow: Workflow) -> str:
 
 def _waits_for(workflow: Workflow, now: datetime) -> str:
     """Return what a workflow without a worker waits for; empty if it runs or has ended."""
+    if workflow.status == "queued":
+        return "waits for its key" + (f", behind {workflow.queued_behind}" if workflow.queued_behind else "")
     if workflow.status == "parked":
         return f"waits for message {', '.join(workflow.waits_for or ())}"
     if workflow.status != "waiting" or workflow.due_at is None:
@@ -97,9 +99,10 @@ WORKFLOWS = Resource(
     lambda client: client.workflows,
     Outcomes(
         lambda outcome: outcome.workflow.status if outcome.workflow else "",
-        {"started", "sent", "kept", "cancelled", "retried", "unchanged"},
+        {"started", "queued", "sent", "kept", "cancelled", "retried", "unchanged"},
         {
-            "skipped_busy": "another open workflow has its concurrency key",
+            "queued": "it starts when it is its turn",
+            "skipped_busy": "its concurrency key is busy",
             "unchanged": "already in that state",
             "exists": "it has another type, queue or input; it is not changed",
             "kept": "stored until the workflow starts",
@@ -110,7 +113,7 @@ WORKFLOWS = Resource(
     ),
 )
 _AFTER_START = {
-    "skipped_busy": "another open workflow has its concurrency key; start it again under another id",
+    "skipped_busy": "its concurrency key is busy; start it again under another id, or with --when-busy queue",
     "unchanged": "it was started before, with the same type, queue and input",
 }
 
@@ -168,7 +171,7 @@ async def start(client: TimerClient, *, wait: bool, **given: Any) -> Outcome:
     outcome = await client.workflows.start(**given)
     if outcome.name == "started":
         await _note_missing_worker(client, tenant, workflow)
-    if not wait or outcome.name not in {"started", "unchanged"}:
+    if not wait or outcome.name not in {"started", "queued", "unchanged"}:
         return outcome
     typer.echo(output.one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
     try:
@@ -190,7 +193,7 @@ WORKFLOWS.command(
         "start_in": parameters.duration("Begin after: 10s, 5m, 2h.", "--in"),
         "start_at": parameters.instant("Begin at: ISO 8601 with an offset.", "--at"),
         "deadline_in": DEADLINE,
-        "concurrency_key": parameters.identifier_option("KEY", "Skip the start if another one with this key is open."),
+        **parameters.CONCURRENCY,
         "wait": Annotated[bool, typer.Option("--wait", help="Wait for its end, and print its result.")],
     },
     call=start,

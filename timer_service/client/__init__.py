@@ -68,6 +68,7 @@ from timer_service.client.names import (
     ScheduleStatus,
     SignalStatus,
     TimerState,
+    WhenBusy,
     WorkflowStatus,
 )
 from timer_service.client.receive.app import TimerApp
@@ -159,6 +160,7 @@ __all__ = [
     "TimerServiceError",
     "TimerState",
     "TimersCancelled",
+    "WhenBusy",
     "WorkSignalFailed",
     "WorkSignalFired",
     "WorkerInfo",

@@ -16,6 +16,7 @@ from timer_service.client.names import (
     SignalStatus,
     SkipReason,
     TimerState,
+    WhenBusy,
 )
 from timer_service.client.view import Open, View
 from timer_service.client.workflow_models import RetryPolicy, Workflow
@@ -190,6 +191,8 @@ class ScheduleStart(View):
     deadline_in: timedelta | None = None
     retry: RetryPolicy | None = None
     concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    when_busy: Open[WhenBusy] | None = None
 
 
 class Backfill(View, wire={"from_at": "from", "to_at": "to"}):

@@ -40,7 +40,9 @@ CalendarUnit = Literal["days", "weeks", "months"]
 CatchUpPolicy = Literal["last", "skip", "all"]
 """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""
 
-WorkflowStatus = Literal["waiting", "running", "parked", "completed", "failed", "cancelled"]
+WhenBusy = Literal["skip", "queue", "replace"]
+"""What becomes of a workflow whose concurrency key is busy."""
+WorkflowStatus = Literal["queued", "waiting", "running", "parked", "completed", "failed", "cancelled"]
 """The status of a workflow."""
 
 EffectKind = Literal["step", "sleep", "message"]
@@ -77,6 +79,7 @@ OutcomeName = Literal[
     "triggered",
     "backfilling",
     "nothing_due",
+    "queued",
     "skipped_busy",
     "started",
     "sent",

@@ -100,8 +100,8 @@ class Schedules(Resource):
     ) -> Outcome:
         """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule.
 
-        If it starts workflows, `data` replaces their input. The outcome is `skipped_busy` if the concurrency key is
-        taken.
+        If it starts workflows, `data` replaces their input. If their concurrency key is busy, the outcome is `queued`
+        or `skipped_busy`.
         """
         return await self._send("TriggerSchedule", tenant, schedule_id, timeout_seconds, data)
 

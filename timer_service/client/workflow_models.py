@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from timer_service.client.names import EffectKind, EffectStatus, WorkflowStatus
+from timer_service.client.names import EffectKind, EffectStatus, WhenBusy, WorkflowStatus
 from timer_service.client.view import Open, View
 
 
@@ -50,6 +50,10 @@ class Workflow(View):
     """Why its function does not match its effects, if that happened three times in a row."""
     retry: RetryPolicy | None = None
     concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    when_busy: Open[WhenBusy] | None = None
+    queued_behind: str | None = None
+    """If it is queued: the workflow that is directly before it. Only in the results of `get` and `list`."""
     code: str | None = None
     """Why it failed."""
     step: str | None = None

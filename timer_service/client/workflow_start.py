@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic
 
-from timer_service.client.checks import check_text, check_type, given, optional, wire_duration
+from timer_service.client.checks import (
+    check_choice,
+    check_text,
+    check_type,
+    check_whole,
+    given,
+    optional,
+    wire_duration,
+)
 from timer_service.client.models import UNSET
+from timer_service.client.names import WhenBusy
 from timer_service.client.retry import Retry, wire_retry
 from timer_service.client.workflow_type import Input, WorkflowType, name_of_type
 
@@ -15,8 +24,7 @@ from timer_service.client.workflow_type import Input, WorkflowType, name_of_type
 class WorkflowStart(Generic[Input]):
     """The workflow that each slot of a schedule starts. Its id is `<schedule>/<slot>`.
 
-    The fields are those of `Workflows.start`. `deadline_in` counts from the start. A slot that finds an open workflow
-    with its `concurrency_key` is skipped.
+    The fields are those of `Workflows.start`. `deadline_in` counts from when the slot fires.
     """
 
     workflow_type: str | WorkflowType[Input, Any]
@@ -25,6 +33,8 @@ class WorkflowStart(Generic[Input]):
     deadline_in: timedelta | None = None
     retry: Retry | None = None
     concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    when_busy: WhenBusy | None = None
 
 
 def wire_start(start: object) -> Mapping[str, Any]:
@@ -36,5 +46,7 @@ def wire_start(start: object) -> Mapping[str, Any]:
         deadlineIn=optional(wire_duration, "deadline_in", start.deadline_in),
         retry=None if start.retry is None else wire_retry(start.retry),
         concurrencyKey=optional(check_text, "concurrency_key", start.concurrency_key),
+        concurrencyLimit=optional(check_whole, "concurrency_limit", start.concurrency_limit),
+        whenBusy=optional(check_choice, "when_busy", start.when_busy, WhenBusy),
     )
     return fields if start.data is UNSET else {**fields, "input": start.data}

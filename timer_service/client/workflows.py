@@ -20,7 +20,7 @@ from timer_service.client.convert import read_data, returned_type
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.events import WorkflowCancelled, WorkflowCompleted, WorkflowFailed
 from timer_service.client.models import UNSET, Outcome
-from timer_service.client.names import WorkflowStatus
+from timer_service.client.names import WhenBusy, WorkflowStatus
 from timer_service.client.resource import Resource
 from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
@@ -60,6 +60,8 @@ class Workflows(Resource):
         deadline_in: timedelta | None = None,
         retry: Retry | None = None,
         concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
+        when_busy: WhenBusy | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Start a workflow: a worker executes the function `workflow_type`, with `data` as its input.
@@ -67,8 +69,12 @@ class Workflows(Resource):
         `workflow_type` is the function with the decorator `@workflow`, or the name of its type. `data` has at most
         64 KiB as JSON. The workflow begins at `start_at`, or `start_in` after the broker
         has stored the command. If it has not ended at its deadline, it fails. `retry` is the policy of its steps, if
-        neither they nor the function have one. Of the workflows with one `concurrency_key`, at most one is open: the
-        outcome is `skipped_busy` if there is one.
+        neither they nor the function have one.
+
+        At most `concurrency_limit` workflows (default: 1) with one `concurrency_key` are started and have not ended. If
+        there are so many, or others wait, `when_busy` decides. `skip` (the default): it does not start, and the outcome
+        is `skipped_busy`. `queue`: it waits for its turn. `replace`: the oldest of them is cancelled, and it starts.
+        The outcome of both is `queued`. The time in the queue counts for the deadline.
 
         Nothing is started if there is a workflow with this id, also if it has ended. Then the outcome is `unchanged` if
         it has the same type, queue and input, and `exists` if not.
@@ -82,6 +88,8 @@ class Workflows(Resource):
             deadline_in=deadline_in,
             retry=retry,
             concurrency_key=concurrency_key,
+            concurrency_limit=concurrency_limit,
+            when_busy=when_busy,
         )
         instants = {
             "startAt": optional(wire_instant, "start_at", start_at),

@@ -111,6 +111,7 @@ def _trigger(schedule: Schedule, command: Command, data: str | None) -> Firing:
 
 
 _OUTCOMES = {
+    StartResult.QUEUED: Outcome.QUEUED,
     StartResult.BUSY: Outcome.SKIPPED_BUSY,
     StartResult.EXISTS: Outcome.EXISTS,
     StartResult.OVER_QUOTA: Outcome.OVER_QUOTA,

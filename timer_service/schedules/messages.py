@@ -15,7 +15,14 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
+from timer_service.core.service.workflow_start import (
+    DEFAULT_QUEUE,
+    ConcurrencyFields,
+    EffectName,
+    Json,
+    RetryPolicy,
+    WorkflowSpec,
+)
 from timer_service.core.values.data import check_fits
 from timer_service.core.values.duration import DAY, SECOND
 from timer_service.core.values.duration_field import WRITE_DURATION, Duration, parse_between, schema_between
@@ -82,7 +89,7 @@ class SkipReason(StrEnum):
     """Why a slot or a trigger started no workflow."""
 
     BUSY = "busy"
-    """An open workflow has the concurrency key."""
+    """The concurrency key is busy."""
     EXISTS = "exists"
     """There is another workflow with the id."""
     CANCELLED = "cancelled"
@@ -186,7 +193,7 @@ class SchedulePayload(TenantPayload):
     schedule_id: Identifier
 
 
-class Start(Payload):
+class Start(ConcurrencyFields):
     """The workflow that each slot starts. Its id is `<scheduleId>/<slotAt>`."""
 
     workflow_type: EffectName = Field(alias="type", description="The name of the function.")
@@ -196,9 +203,6 @@ class Start(Payload):
         default=None, description="The time from the start to the deadline, at most 366 days."
     )
     retry: RetryPolicy | None = Field(default=None, description="The default of its steps.")
-    concurrency_key: Identifier | None = Field(
-        default=None, description="Of the workflows with one key, at most one is open. A slot is skipped then."
-    )
 
     @property
     def spec(self) -> WorkflowSpec:
@@ -208,7 +212,7 @@ class Start(Payload):
             queue=self.queue,
             deadline_in=self.deadline_in,
             retry=None if self.retry is None else self.retry.model_dump_json(),
-            concurrency_key=self.concurrency_key,
+            concurrency=self.concurrency,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from timer_service.core.ports.database import Reader
 from timer_service.core.requests.computing import Steps
 from timer_service.core.requests.query import QueryRoute
-from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.service.workflow_start import WorkflowSpec, concurrency_view
 from timer_service.core.values.duration import format_duration
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
@@ -84,7 +84,7 @@ def _start_view(spec: WorkflowSpec, data: str | None) -> RawJson:
         type=spec.workflow_type,
         queue=spec.queue,
         deadlineIn=None if spec.deadline_in is None else format_duration(spec.deadline_in),
-        concurrencyKey=spec.concurrency_key,
+        **concurrency_view(spec.concurrency),
     )
     return write_view(fields, {"retry": spec.retry, "input": data})
 

@@ -45,6 +45,7 @@ class Outcome(StrEnum):
     TRIGGERED = "triggered"
     BACKFILLING = "backfilling"
     NOTHING_DUE = "nothing_due"
+    QUEUED = "queued"
     SKIPPED_BUSY = "skipped_busy"
     EXISTS = "exists"
     UNCHANGED = "unchanged"

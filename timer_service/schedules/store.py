@@ -11,7 +11,7 @@ from timer_service.core.limits.quotas import Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
-from timer_service.core.service.workflow_start import WorkflowSpec
+from timer_service.core.service.workflow_start import WorkflowSpec, read_concurrency
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
@@ -228,7 +228,10 @@ def recurrence_columns(recurrence: Recurrence) -> Mapping[str, Any]:
 
 def read_spec(text: str | None) -> WorkflowSpec | None:
     """Return the workflow in a column `start`."""
-    return None if text is None else WorkflowSpec(*json.loads(text))
+    if text is None:
+        return None
+    spec = WorkflowSpec(*json.loads(text))
+    return spec._replace(concurrency=read_concurrency(spec.concurrency))
 
 
 def dump_spec(spec: WorkflowSpec | None) -> str | None:

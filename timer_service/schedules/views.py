@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from timer_service.core.service.workflow_start import EffectName, RetryPolicy
+from timer_service.core.service.workflow_start import ConcurrencyView, EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, Tenant, Topic
 from timer_service.core.values.paging import PageCursor, PageLimit
@@ -39,7 +39,7 @@ class PreviewSlots(RecurrenceFields):
     count: int = Field(default=10, ge=1, le=MAX_SLOTS, strict=True)
 
 
-class StartView(Payload):
+class StartView(ConcurrencyView):
     """The workflow that each slot starts, in a reply."""
 
     workflow_type: EffectName = Field(alias="type")
@@ -47,7 +47,6 @@ class StartView(Payload):
     input: Any = None
     deadline_in: str | None = Field(default=None, description="An ISO 8601 duration.")
     retry: RetryPolicy | None = None
-    concurrency_key: Identifier | None = None
 
 
 class BackfillView(Payload):

@@ -1,6 +1,7 @@
 """Workflows: functions of the users that continue after any crash. Workers execute them and store each result.
 
-The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules::
+The states of a workflow. One that is not started can have messages, and a cancel for the slots of schedules. A start or
+a retry whose concurrency key is busy can lead to `queued`, and from there to `waiting`::
 
                 start        claim              report: complete, fail; deadline; cancel
     not started     --> waiting --> running ----------------------------> completed, failed, cancelled
@@ -16,6 +17,8 @@ from timer_service.core.service.slice import Slice
 from timer_service.workflows.commands.handler import LOOP, handle
 from timer_service.workflows.commands.rules import Outcome
 from timer_service.workflows.deadline_worker import DeadlineWorker
+from timer_service.workflows.key_worker import KeyWorker
+from timer_service.workflows.keys import KEY_LOOP
 from timer_service.workflows.messages import (
     CancelWorkflow,
     RetryWorkflow,
@@ -40,8 +43,8 @@ SLICE = Slice(
     handle=handle,
     handle_when_off=handle,
     queries=QUERIES,
-    workers={LOOP: DeadlineWorker},
-    wakes=("outbox", LOOP),
+    workers={LOOP: DeadlineWorker, KEY_LOOP: KeyWorker},
+    wakes=("outbox", LOOP, KEY_LOOP),
     leased=(),
     counted=COUNTED,
     overdue=OVERDUE,

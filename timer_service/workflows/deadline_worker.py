@@ -18,6 +18,7 @@ from timer_service.core.ports.transactions import in_transaction
 from timer_service.core.service.slice import Parts
 from timer_service.workflows import store
 from timer_service.workflows.events import events_of
+from timer_service.workflows.keys import KEY_LOOP, frees_key
 from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.workflow import Key
 
@@ -32,7 +33,7 @@ class DeadlineWorker:
 
     def __init__(self, parts: Parts) -> None:
         self._database = parts.database
-        self._wake = partial(parts.wake, "outbox")
+        self._wake = parts.wake
         self._gate = BacklogGate(parts.broker, parts.database)
         self._rows = DueRows(store.OVERDUE)
         self._retries = Retries[Key]("workflows")
@@ -74,5 +75,7 @@ class DeadlineWorker:
         await store.advance(tx, before, after)
         await outbox.add(tx, events_of(before, after, now), now)
         if after:
-            tx.on_commit(partial(self._wake, now))
+            tx.on_commit(partial(self._wake, "outbox", now))
+        if frees_key(after.values()):
+            tx.on_commit(partial(self._wake, KEY_LOOP, now))
         return len(after)

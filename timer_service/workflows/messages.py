@@ -6,7 +6,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.service.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.core.service.workflow_start import (
+    DEFAULT_QUEUE,
+    ConcurrencyFields,
+    EffectName,
+    Json,
+    RetryPolicy,
+)
 from timer_service.core.values.duration_field import Duration
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, TenantPayload
@@ -21,6 +27,8 @@ WITHOUT_NUL = StringConstraints(pattern=r"^[^\x00]*$")
 class WorkflowStatus(StrEnum):
     """The status of a workflow."""
 
+    QUEUED = "queued"
+    """It waits for its concurrency key."""
     WAITING = "waiting"
     """It is available to workers at an instant."""
     RUNNING = "running"
@@ -73,7 +81,7 @@ def _exclude(other: str, name: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class StartWorkflow(WorkflowPayload):
+class StartWorkflow(WorkflowPayload, ConcurrencyFields):
     """Start a workflow: a worker executes the function with the name `type`, until it ends."""
 
     type: ClassVar[str] = "StartWorkflow"
@@ -92,9 +100,6 @@ class StartWorkflow(WorkflowPayload):
         default=None, description="If the workflow has not ended at this instant, it fails with the code DEADLINE."
     )
     retry: RetryPolicy | None = Field(default=None, description="The default of its steps.")
-    concurrency_key: Identifier | None = Field(
-        default=None, description="Of the workflows with one key, at most one is open. A StartWorkflow is skipped then."
-    )
 
 
 class SendToWorkflow(WorkflowPayload):

@@ -1,19 +1,21 @@
 """Queries about workflows and workers. A tenant sees only its own. Lease tokens are never shown."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from timer_service.core.ports.database import Reader, Row
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.requests.query import QueryRoute
+from timer_service.core.service.workflow_start import concurrency_view
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.instant import format_instant, format_optional
 from timer_service.core.values.paging import read_cursor, read_in_turn, read_page
 from timer_service.core.values.stored_json import RawJson, omit_none, write_view
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
+from timer_service.workflows.keys import name_of
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.views import (
     CountWorkflows,
@@ -79,7 +81,7 @@ def workflow_view(workflow: Workflow, **more: Any) -> RawJson:
         workerId=None if hold is None else hold.worker_id,
         claimedAt=None if hold is None else format_instant(hold.claimed_at),
         blockedBy=(workflow.last_error or "") if workflow.is_blocked else None,
-        concurrencyKey=definition.concurrency_key,
+        **concurrency_view(definition.concurrency),
         code=workflow.failure_code,
         step=workflow.failed_step,
         reason=workflow.reason,
@@ -116,8 +118,9 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
         view=_effect_view,
         cursor_of=effect_store.cursor_of,
     )
+    behind = await _find_behind(reader, [workflow])
     stored = {
-        "workflow": workflow_view(workflow).text,
+        "workflow": workflow_view(workflow, queuedBehind=behind.get(key)).text,
         "input": texts.input,
         "result": texts.result,
         "failure": texts.error,  # not `error`: that is the field of a reply that is an error
@@ -126,6 +129,18 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
     has_workers = workflow_type in await _types_of(reader, tenant, queue, now)
     head = write_view({"hasWorkers": has_workers}, stored)
     return RawJson(f"{head.text[:-1]},{page.text[1:]}")
+
+
+async def _find_behind(reader: Reader, workflows: Iterable[Workflow]) -> dict[Key, str]:
+    """Return the workflow that is directly before each queued one."""
+    queued = [each for each in workflows if each.key_place is not None]
+    parameters = [
+        {**name._asdict(), "place": each.key_place, "number": number}
+        for number, each in enumerate(queued)
+        if (name := name_of(each)) is not None
+    ]
+    rows = await reader.fetch_each(_SQL["behind"], parameters)
+    return {queued[row["number"]].key: row["workflow_id"] for row in rows if row["workflow_id"] is not None}
 
 
 async def _types_of(reader: Reader, tenant: str, queue: str, now: int) -> set[str]:
@@ -148,10 +163,11 @@ async def _explain(
     keys = {status: [each.key for each in workflows if each.status is status] for status in WorkflowStatus}
     texts = await store.find_texts(reader, keys[WorkflowStatus.FAILED])
     messages = await effect_store.find_waits(reader, keys[WorkflowStatus.PARKED], _MOST_MESSAGES)
+    behind = await _find_behind(reader, workflows)
     found = []
     for each in workflows:
         tenant, queue, workflow_type = each.lane
-        more: dict[str, Any] = {"waitsFor": messages.get(each.key)}
+        more: dict[str, Any] = {"waitsFor": messages.get(each.key), "queuedBehind": behind.get(each.key)}
         if each.status is WorkflowStatus.WAITING:
             if queue not in types:
                 types[queue] = await _types_of(reader, tenant, queue, now)

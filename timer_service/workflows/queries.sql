@@ -31,6 +31,25 @@ SELECT COUNT(*) AS count FROM (
     LIMIT :limit
 ) AS counted
 
+-- name: behind
+-- Returns the workflow that is directly before a queued one: in the queue, or the oldest that has the concurrency key.
+SELECT COALESCE(
+        (
+            SELECT workflow_id FROM workflows
+            WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key
+                AND key_place IS NOT NULL AND key_place < :place
+            ORDER BY key_place DESC
+            LIMIT 1
+        ),
+        (
+            SELECT workflow_id FROM workflows
+            WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NULL AND ended_at IS NULL
+            ORDER BY created_at, workflow_id
+            LIMIT 1
+        )
+    ) AS workflow_id,
+    CAST(:number AS INTEGER) AS number
+
 -- name: page_workers
 -- Returns the next workers of a tenant after an id.
 SELECT worker_id, name, queue, types, slots, first_seen_at, seen_at

@@ -11,8 +11,10 @@ from timer_service.core.events.cause import cause_columns, read_cause
 from timer_service.core.limits.quotas import Amounts, Usage
 from timer_service.core.ports.database import Reader, Row, Transaction
 from timer_service.core.ports.sql import load_sql
+from timer_service.core.service.workflow_start import MOST_WITH_KEY, Concurrency, read_concurrency
 from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Position
+from timer_service.workflows.keys import KeyName, KeyUse, Queued
 from timer_service.workflows.messages import FailureCode, WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
 
@@ -23,9 +25,10 @@ _ADVANCES = (
     *("effects", "effect_bytes", "seen", "messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
 )
 """The columns that a worker's request can change if the workflow goes on."""
-_FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
+_FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at", "key_place", "key_due_at")
+_CONCURRENCY = ("concurrency_key", "concurrency_limit", "when_busy")
 _OTHERS = (
-    *("type", "queue", "deadline_at", "overdue_at", "retry", "concurrency_key", "digest", "input_bytes"),
+    *("type", "queue", "deadline_at", "overdue_at", "retry", *_CONCURRENCY, "digest", "input_bytes"),
     *("retries", "reason", "created_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *("started_epoch", "started_sequence", "cancelled_epoch", "cancelled_sequence"),
@@ -33,13 +36,15 @@ _OTHERS = (
 COLUMNS = (*_KEY, *_FINISHES, *_OTHERS)
 
 _NO_HOLD: Mapping[str, Any] = dict.fromkeys(_HOLD)
-_DEFINITION = ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")
+_DEFINITION = ("type", "queue", "digest", "deadline_at", "retry")
 _NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(_DEFINITION)
+_NO_CONCURRENCY: Mapping[str, Any] = dict.fromkeys(_CONCURRENCY)
 _SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
 """The columns with the names of fields."""
 _PLAIN = tuple(name for name in _SAME if name not in {"status", "failure_code", "is_deleting"})
 """Those whose values are the same, too."""
 _READ_PLAIN, _READ_HOLD, _READ_DEFINITION = itemgetter(*_PLAIN), itemgetter(*_HOLD), itemgetter(*_DEFINITION)
+_READ_CONCURRENCY = itemgetter(*_CONCURRENCY)
 _WRITE_SAME = attrgetter(*_SAME)
 
 _SQL = load_sql("timer_service.workflows", "store.sql")
@@ -55,12 +60,17 @@ _SQL["advance"] = _SQL["advance"].format(advances=_assign(_ADVANCES))
 _SQL["finish"] = _SQL["finish"].format(finishes=_assign(_FINISHES))
 _SQL["find"] = _SQL["find"].replace("{columns}", ", ".join(COLUMNS))  # not `*`: older instances prepare it, too
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+_FIND_IF_FREE = f"{_SQL['find']}\n/* skip locked */"
 
 OVERDUE = DueTable("workflows", _KEY, ("overdue_at",), COLUMNS, where="overdue_at IS NOT NULL AND ended_at IS NULL")
 """The open workflows with a deadline."""
 
+KEYS = DueTable("workflows", _KEY, ("key_due_at",), COLUMNS, where="key_due_at IS NOT NULL")
+"""The workflows because of which to look at a concurrency key."""
+
 COUNTED = (
     CountedRows("workflows", "active", "available_at IS NOT NULL"),
+    CountedRows("workflows", WorkflowStatus.QUEUED, "key_place IS NOT NULL"),
     CountedRows("workflows", WorkflowStatus.FAILED, "status = 'failed'"),
     CountedRows("workflows", "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
 )
@@ -113,24 +123,63 @@ async def find_texts(reader: Reader, keys: Collection[Key]) -> dict[Key, Texts]:
     return {key_of(row): Texts(row["input"], row["result"], row["error"]) for row in rows}
 
 
-async def find_holders(reader: Reader, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Key]:
-    """Return the open workflows with these concurrency keys (tenant, concurrency key)."""
-    each = [{"tenant_id": tenant, "concurrency_key": name} for tenant, name in sorted(wanted)]
-    rows = await reader.fetch_each(_SQL["find_open_with_key"], each)
-    return {(row["tenant_id"], row["concurrency_key"]): key_of(row) for row in rows}
+async def lock_some(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
+    """Like `load`, but leave out the workflows that another transaction has locked."""
+    return by_key(await tx.fetch_each(_FIND_IF_FREE, [key._asdict() for key in sorted(keys)]))
+
+
+async def lock_keys(tx: Transaction, names: Collection[KeyName], *, wait: bool = True) -> list[KeyName]:
+    """Lock concurrency keys until the transaction ends, so that no other one decides about them. Return them in order.
+
+    Without `wait`, those that another transaction has are left out. What is read afterwards is what the others left.
+    """
+    by_text = {f"workflow key {name.tenant_id}/{name.concurrency_key}": name for name in sorted(names)}
+    locked = await tx.lock(list(by_text), wait=wait)
+    return [by_text[each] for each in locked]
+
+
+async def lock_uses(tx: Transaction, names: Collection[KeyName], *, changes: int) -> dict[KeyName, KeyUse]:
+    """Lock concurrency keys, and return how they are used. `changes`: how many workflows the transaction may change."""
+    return await find_uses(tx, await lock_keys(tx, names), MOST_WITH_KEY + changes)
+
+
+async def find_uses(reader: Reader, names: Collection[KeyName], most: int = MOST_WITH_KEY) -> dict[KeyName, KeyUse]:
+    """Return how concurrency keys are used, each counted up to `most`."""
+    in_order = sorted(names)
+    each = [{**name._asdict(), "most": most, "number": number} for number, name in enumerate(in_order)]
+    rows = await reader.fetch_each(_SQL["find_use"], each)
+    return {in_order[row["number"]]: KeyUse(row["started"], row["queued"], row["last_place"] or 0) for row in rows}
+
+
+async def find_queued(reader: Reader, names: Collection[KeyName], limit: int) -> dict[KeyName, list[Queued]]:
+    """Return the first workflows that wait for concurrency keys, in order."""
+    found: dict[KeyName, list[Queued]] = {}
+    for row in await reader.fetch_each(_SQL["first_queued"], [{**name._asdict(), "limit": limit} for name in names]):
+        queued = Queued(key_of(row), Concurrency(*_READ_CONCURRENCY(row)))
+        found.setdefault(KeyName(row["tenant_id"], row["concurrency_key"]), []).append(queued)
+    return found
+
+
+async def find_oldest(reader: Reader, names: Collection[KeyName], limit: int) -> dict[KeyName, list[Key]]:
+    """Return the oldest workflows that have concurrency keys."""
+    found: dict[KeyName, list[Key]] = {}
+    for row in await reader.fetch_each(_SQL["oldest_started"], [{**name._asdict(), "limit": limit} for name in names]):
+        found.setdefault(KeyName(row["tenant_id"], row["concurrency_key"]), []).append(key_of(row))
+    return found
+
+
+async def looked_at_keys(tx: Transaction, keys: Collection[Key]) -> None:
+    """Record that the concurrency keys of locked workflows were looked at."""
+    await tx.executemany(_SQL["looked_at_key"], [key._asdict() for key in sorted(keys)])
 
 
 async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
     """Write the workflows of `after` that differ from `before`. `load` locked the rows of `before`.
 
-    Workflows that end are written first, because others may take their concurrency keys. Raises `ConflictError` if
-    another instance has inserted one of the workflows since `load`, and the transaction raises `DuplicateError` if it
-    has taken the concurrency key of one that continues. Both are retried.
+    Raises `ConflictError`, which is retried, if another instance has inserted one of the workflows since `load`.
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
-    known = [each for each in changed if each.key in before]
-    await tx.executemany(_SQL["update"], [_parameters(each) for each in known if not each.is_open])
-    await tx.executemany(_SQL["update"], [_parameters(each) for each in known if each.is_open])
+    await tx.executemany(_SQL["update"], [_parameters(each) for each in changed if each.key in before])
     new = [_parameters(each) for each in changed if each.key not in before]
     if await tx.executemany(_SQL["insert"], new) < len(new):
         raise ConflictError("another instance inserted some of the same workflows")
@@ -176,7 +225,9 @@ def read_workflow(row: Row) -> Workflow:
     code = row["failure_code"]
     return Workflow(
         key=key_of(row),
-        definition=None if row["type"] is None else Definition(*_READ_DEFINITION(row)),
+        definition=None
+        if row["type"] is None
+        else Definition._make((*_READ_DEFINITION(row), read_concurrency(_READ_CONCURRENCY(row)))),
         cause=read_cause(row),
         started_by=Position(row["started_epoch"], row["started_sequence"]),
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
@@ -191,12 +242,14 @@ def read_workflow(row: Row) -> Workflow:
 def _parameters(workflow: Workflow) -> Mapping[str, Any]:
     """Return the values of all columns of a workflow."""
     hold, definition = workflow.hold, workflow.definition
+    concurrency = None if definition is None else definition.concurrency
     return {
         "tenant_id": workflow.key.tenant_id,
         "workflow_id": workflow.key.workflow_id,
         **dict(zip(_SAME, _WRITE_SAME(workflow), strict=True)),
         **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
-        **(_NO_DEFINITION if definition is None else dict(zip(_DEFINITION, definition, strict=True))),
+        **(_NO_DEFINITION if definition is None else dict(zip(_DEFINITION, definition[:-1], strict=True))),
+        **(_NO_CONCURRENCY if concurrency is None else dict(zip(_CONCURRENCY, concurrency, strict=True))),
         "overdue_at": None if definition is None else definition.deadline_at,
         **cause_columns(workflow.cause),
         "started_epoch": workflow.started_by.epoch,

@@ -4,14 +4,50 @@ SELECT {columns}
 FROM /* each of many */ workflows
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
--- name: find_open_with_key
--- Returns the open workflow with a concurrency key.
+-- name: find_use
+-- Counts the workflows that have a concurrency key and those that wait for it, each up to a limit. Returns the last place.
+SELECT (
+        SELECT COUNT(*) FROM (
+            SELECT 1 AS one FROM workflows
+            WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NULL AND ended_at IS NULL
+            LIMIT :most
+        ) AS counted
+    ) AS started,
+    (
+        SELECT COUNT(*) FROM (
+            SELECT 1 AS one FROM workflows
+            WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NOT NULL
+            LIMIT :most
+        ) AS counted
+    ) AS queued,
+    (
+        SELECT MAX(key_place) FROM workflows
+        WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NOT NULL
+    ) AS last_place,
+    CAST(:number AS INTEGER) AS number
+
+-- name: first_queued
+-- Returns the first workflows that wait for a concurrency key, in order.
+SELECT tenant_id, workflow_id, concurrency_key, concurrency_limit, when_busy
+FROM workflows
+WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NOT NULL
+ORDER BY key_place
+LIMIT :limit
+
+-- name: oldest_started
+-- Returns the oldest workflows that have a concurrency key.
 SELECT tenant_id, workflow_id, concurrency_key
-FROM /* each of many */ workflows
-WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND ended_at IS NULL
+FROM workflows
+WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND key_place IS NULL AND ended_at IS NULL
+ORDER BY created_at, workflow_id
+LIMIT :limit
+
+-- name: looked_at_key
+-- Writes that the concurrency key of a locked workflow was looked at.
+UPDATE workflows SET key_due_at = NULL WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
 -- name: insert
--- Inserts a workflow, unless another instance has just inserted it, or one with its concurrency key.
+-- Inserts a workflow, unless another instance has just inserted it.
 INSERT INTO workflows ({columns}) VALUES ({values})
 ON CONFLICT DO NOTHING
 

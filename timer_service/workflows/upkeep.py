@@ -4,14 +4,17 @@ A workflow is deleted whole, or a part at a time, and is marked meanwhile.
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.service.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.values.delays import LONGEST
 
 _SQL = load_sql("timer_service.workflows", "upkeep.sql")
 _STATEMENTS = ("delete_effects", "delete_messages", "delete_data", "delete_workflow")
 
+_LONGEST_RETRY_MS = LONGEST // timedelta(milliseconds=1)
 _IS_AHEAD = f"counted_from - {SLACK_MS} > :now"
 _AVAILABLE_AT = "available_at - counted_from + :now"
 
@@ -29,6 +32,12 @@ TIMED = (
         # A worker keeps its lease. A worker that has died holds it for one length from now on.
         repair=f"due_at = CASE WHEN due_at > {_AVAILABLE_AT} THEN {_AVAILABLE_AT} ELSE due_at END, "
         f"available_at = {_AVAILABLE_AT}, counted_from = :now",
+    ),
+    TimedRows(
+        table="workflows",
+        instant="key_due_at",
+        is_wrong=f"key_due_at - {_LONGEST_RETRY_MS + SLACK_MS} > :now",
+        repair="key_due_at = :now",
     ),
     TimedRows(
         table="workflow_workers",

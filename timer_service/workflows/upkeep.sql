@@ -1,7 +1,8 @@
 -- name: settled
--- Locks and returns the workflows that ended before an instant, oldest first. Skips locked ones.
+-- Locks and returns the workflows that ended before an instant, oldest first. Skips locked ones, and those whose key is to be
+-- looked at.
 SELECT tenant_id, workflow_id, effects, messages FROM workflows
-WHERE ended_at IS NOT NULL AND ended_at < :before
+WHERE ended_at IS NOT NULL AND ended_at < :before AND key_due_at IS NULL
 ORDER BY ended_at LIMIT :limit
 /* skip locked */
 

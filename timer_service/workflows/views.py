@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from timer_service.core.service.workflow_start import EffectName, RetryPolicy
+from timer_service.core.service.workflow_start import ConcurrencyView, EffectName, RetryPolicy
 from timer_service.core.values.instant import Instant
 from timer_service.core.values.message import Identifier, Payload, Tenant
 from timer_service.core.values.paging import PageCursor, PageLimit
@@ -41,7 +41,7 @@ class ListWorkers(Payload):
     cursor: PageCursor | None = None
 
 
-class WorkflowView(Payload):
+class WorkflowView(ConcurrencyView):
     """A workflow in a reply to a command or a query."""
 
     tenant_id: Tenant
@@ -63,10 +63,16 @@ class WorkflowView(Payload):
         default=None, description="Why the function does not match the effects, if that happened three times in a row."
     )
     retry: RetryPolicy | None = None
-    concurrency_key: Identifier | None = None
+    queued_behind: Identifier | None = Field(
+        default=None,
+        description="The workflow that is directly before it: in the queue of its concurrency key, or, if it is the "
+        "first, the oldest that has the key. Only in replies to queries.",
+    )
     code: FailureCode | None = Field(default=None, description="Why it failed.")
     step: EffectKey | None = Field(default=None, description="The step that failed.")
-    reason: str | None = Field(default=None, description="The reason of the CancelWorkflow.")
+    reason: str | None = Field(
+        default=None, description="The reason of the CancelWorkflow, or `replaced`: for another one with its key."
+    )
 
 
 class ListedWorkflow(WorkflowView):

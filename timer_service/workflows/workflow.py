@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from timer_service.core.events.cause import Cause
-from timer_service.core.service.workflow_start import RetryPolicy
+from timer_service.core.service.workflow_start import Concurrency, RetryPolicy, WhenBusy
 from timer_service.core.values.message import Position
 from timer_service.workflows.messages import FailureCode, WorkflowStatus
 
@@ -38,7 +38,7 @@ class Definition(NamedTuple):
     deadline_at: int | None = None
     retry: str | None = None
     """The JSON of its `RetryPolicy`; None: the default."""
-    concurrency_key: str | None = None
+    concurrency: Concurrency | None = None
 
     @property
     def policy(self) -> RetryPolicy:
@@ -83,6 +83,10 @@ class Workflow(NamedTuple):
     """When a worker may claim it: `due_at`, or the end of the lease and of the delay after it."""
     counted_from: int | None = None
     """The instant, by the service's clock, from which `available_at` counts; None: it does not depend on this clock."""
+    key_place: int | None = None
+    """Its place among those that wait for its concurrency key, if it is queued."""
+    key_due_at: int | None = None
+    """When to look at its concurrency key, because it has ended or is queued to replace another workflow."""
     hold: Hold | None = None
     attempt: int = 0
     """The claims since the last report."""
@@ -136,6 +140,20 @@ class Workflow(NamedTuple):
             status=WorkflowStatus.WAITING, due_at=at, available_at=at, counted_from=counted_from, hold=None
         )
 
+    def wait_for_key(self, place: int, at: int, now: int) -> "Workflow":
+        """Return the workflow queued at a place. When it is its turn, a worker may continue it, but not before `at`."""
+        assert self.definition is not None  # noqa: S101 - it starts or continues
+        concurrency = self.definition.concurrency
+        replaces = concurrency is not None and concurrency.when_busy is WhenBusy.REPLACE
+        key_due_at = now if replaces else self.key_due_at
+        return self._replace(status=WorkflowStatus.QUEUED, due_at=at, key_place=place, key_due_at=key_due_at)
+
+    def take_key(self, now: int) -> "Workflow":
+        """Return a queued workflow whose turn it is."""
+        assert self.due_at is not None  # noqa: S101 - like every one that is queued
+        at, counted_from = (self.due_at, None) if self.due_at > now else (now, now)
+        return self.wait_until(at, counted_from=counted_from)._replace(key_place=None)
+
     def park(self) -> "Workflow":
         """Return the workflow without a worker, until a message comes."""
         return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, counted_from=None, hold=None)
@@ -164,11 +182,14 @@ class Workflow(NamedTuple):
 
     def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
         """Return the workflow after its end. An input that the same transaction sets is kept."""
+        has_key = self.definition is not None and self.definition.concurrency is not None
         return self._replace(
             status=status,
             due_at=None,
             available_at=None,
             counted_from=None,
+            key_place=None,
+            key_due_at=now if has_key else None,
             hold=None,
             ended_at=now,
             texts=texts._replace(input=self.texts.input),

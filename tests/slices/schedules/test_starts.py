@@ -54,7 +54,8 @@ async def test_the_view_shows_the_start(starting: StartingSchedules) -> None:
     await starting.put_start(start={"input": [1], "deadlineIn": 60_000, "retry": {"maxAttempts": 2}, **KEY})
     view = await starting.view()
     retry = {"maxAttempts": 2, "first": "PT1S", "factor": 2.0, "cap": "PT5M"}
-    wanted = {"type": "order", "queue": "default", "input": [1], "deadlineIn": "PT1M", "retry": retry, **KEY}
+    concurrency = {**KEY, "concurrencyLimit": 1, "whenBusy": "skip"}
+    wanted = {"type": "order", "queue": "default", "input": [1], "deadlineIn": "PT1M", "retry": retry, **concurrency}
     assert (view["start"], "data" in view) == (wanted, False)
     assert (await starting.ask("list-schedules"))["schedules"][0]["start"] == wanted
 

@@ -226,6 +226,7 @@ LINES: dict[str, list[str]] = {
     "workflows?tenant=acme": [
         f"order-1 | waiting | order | {BEFORE} | 2026-11-22 08:55:00 UTC in 23 h 55 min | |",
         f"order-2 | failed | order | {BEFORE} | {BEFORE} 5 min ago | STEP_FAILED: the warehouse <b> is closed |",
+        f"turn-2 | queued | rare | {BEFORE} | | Waits for its concurrency key, behind turn-1 |",
     ],
     "workers?tenant=acme": ["-rf | offline | -rf | refund, -rf | 4 | 2026-11-21 08:55:20 UTC 4 min 40 s ago |"],
     "signal?tenant=acme&id=tomorrow": [f"{EARLIER} | queued | 2026-11-21T10:00:00.000Z/1-14 | | 0 | | |"],
@@ -242,6 +243,12 @@ LINES: dict[str, list[str]] = {
         "| approval | wait for a message | open | 2026-11-23 08:55:00 UTC in 1 d 23 h | | |",
     ],
     "workflow?tenant=acme&id=rare%20and%20ended": ["cancelled a mistake"],
+    "workflow?tenant=acme&id=turn-2": [
+        *(
+            "queued Waits for its concurrency key, behind turn-1",
+            "concurrency key turn , at most 1 started; when busy: queue",
+        ),
+    ],
     "workflow?tenant=acme&id=order-2": ["| reserve | step | failed | | 1 | OSError: no |"],
 }
 

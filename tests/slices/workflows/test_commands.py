@@ -45,6 +45,8 @@ async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
         "messages": 0,
         "retry": EVERYTHING["retry"],
         "concurrencyKey": "kim",
+        "concurrencyLimit": 1,
+        "whenBusy": "skip",
     }
     assert await workflows.view() == {
         "workflow": reply["workflow"],

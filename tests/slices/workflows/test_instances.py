@@ -77,32 +77,35 @@ async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["Start", "Retry"])
-async def test_key_that_another_instance_takes_meanwhile(
-    both: list[Workflows], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
+async def test_a_slot_waits_while_a_command_decides_about_its_key(
+    both: list[Workflows], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """If a slot on another instance takes the key after the look, the command is decided with the rows of now."""
+    """A slot on another instance that wants the key is tried again, and is skipped when the command has the key."""
     task = await both[0].begin("w0", concurrencyKey="kim")
     await both[0].report(task, fail())
     schedules = StartingSchedules(both[0].database, both[0].broker, both[0].clock)
     await schedules.put_start(start={"concurrencyKey": "kim"})
     await schedules.fire()  # so that the worker waits for no commands any more
     now = both[0].clock.advance(minutes=1)
-    find, taken = store.find_holders, False
+    lock, fired = store.lock_uses, False
 
-    async def find_before_it_is_taken(*args: Any) -> Any:
-        nonlocal taken
-        found = await find(*args)
-        if not taken:
-            taken = True
+    async def lock_before_the_slot_fires(*args: Any, **options: Any) -> Any:
+        nonlocal fired
+        found = await lock(*args, **options)
+        if not fired:
+            fired = True
             await exhaust(schedules.worker, now)
         return found
 
-    monkeypatch.setattr(store, "find_holders", find_before_it_is_taken)
+    monkeypatch.setattr(store, "lock_uses", lock_before_the_slot_fires)
     about: dict[str, Any] = (
         {"workflowId": "w0"} if verb == "Retry" else {"workflowId": "w1", "type": "order", "concurrencyKey": "kim"}
     )
     both[0].send(f"{verb}Workflow", **about)
     both[0].send("StartWorkflow", workflowId="w2", type="order")
     await both[0].consume()
-    assert [both[0].reply(number)["outcome"] for number in (1, 2)] == ["skipped_busy", "started"]
-    assert "transaction of commands failed" not in caplog.text
+    outcome = "retried" if verb == "Retry" else "started"
+    assert [both[0].reply(number)["outcome"] for number in (1, 2)] == [outcome, "started"]
+    both[0].clock.advance(seconds=1)
+    await schedules.fire()
+    assert [reason for _, reason in await schedules.skipped()] == ["busy"]

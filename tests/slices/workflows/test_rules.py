@@ -10,12 +10,13 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.clock import NOW, iso
 from timer_service.core.events.cause import Cause
-from timer_service.core.service.workflow_start import RetryPolicy, WorkflowSpec, WorkflowStart
+from timer_service.core.service.workflow_start import Concurrency, RetryPolicy, WorkflowSpec, WorkflowStart
 from timer_service.core.values.message import Command, Position, Trace
 from timer_service.workflows.commands import rules
 from timer_service.workflows.commands.rules import Facts, Outcome
 from timer_service.workflows.commands.slot_start import decide
 from timer_service.workflows.effect import Effect, EffectKey, retry_delay
+from timer_service.workflows.keys import UNUSED, KeyUse
 from timer_service.workflows.messages import (
     CancelWorkflow,
     FailureCode,
@@ -112,12 +113,13 @@ def test_another_start_exists() -> None:
 
 
 def test_busy_key() -> None:
-    """A start whose concurrency key is taken is stored as cancelled. A retry leaves the workflow failed."""
-    busy = Facts(is_busy=True)
+    """A start that is skipped is stored as cancelled. A retry leaves the workflow failed."""
+    busy = Facts(KeyUse(started=1))
     skipped, outcome = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), busy)
     assert (outcome, skipped.status, skipped.is_open) == (Outcome.SKIPPED_BUSY, WorkflowStatus.CANCELLED, False)
     assert apply(skipped, Sent(11, "start", {"concurrency_key": "kim"}))[1] == Outcome.UNCHANGED
-    found, outcome = apply(STATES["failed"], Sent(20, "retry"), busy)
+    failed = apply(None, Sent(10, "start", {"concurrency_key": "kim"}))[0].fail(FailureCode.STEP_FAILED, NOW)
+    found, outcome = apply(failed, Sent(20, "retry"), busy)
     assert (outcome, found.status) == (Outcome.SKIPPED_BUSY, WorkflowStatus.FAILED)
     assert apply(found, Sent(21, "retry"))[1] == Outcome.RETRIED
 
@@ -174,18 +176,18 @@ def test_delays_of_a_step() -> None:
 
 def start_of(slot: int, **fields: Any) -> WorkflowStart:
     """Return the start by a slot of a schedule whose command has this place in the log."""
-    spec = WorkflowSpec("order", "default", concurrency_key="kim")
+    spec = WorkflowSpec("order", "default", concurrency=Concurrency("kim"))
     return WorkflowStart(*KEY, spec, None, Position(1, slot), Cause(), 0, retries_skipped=True)._replace(**fields)
 
 
 def test_start_of_a_skipped_workflow() -> None:
     """A slot starts a skipped workflow, unless a newer cancel or retention ends that. It is created at its slot."""
-    skipped = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), Facts(is_busy=True))[0]
+    skipped = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), Facts(KeyUse(started=1)))[0]
     cancelled = apply(skipped, Sent(12, "cancel"))[0]
     cases = ((skipped, 11, "started"), (cancelled, 13, "started"), (cancelled, 11, "cancelled"))
     for found, slot, result in (*cases, (skipped._replace(is_deleting=True), 11, "busy")):
-        assert decide(found, start_of(slot), NOW, is_busy=False).result == result
-    created = [decide(None, start_of(11, created_at=at), NOW, is_busy=False).workflow.created_at for at in (5, 0)]
+        assert decide(found, start_of(slot), NOW, UNUSED).result == result
+    created = [decide(None, start_of(11, created_at=at), NOW, UNUSED).workflow.created_at for at in (5, 0)]
     assert created == [5, NOW]
 
 

@@ -44,7 +44,8 @@ async def test_lists_and_counts(workflows: Workflows, monkeypatch: pytest.Monkey
         assert [each["workflowId"] for each in found] == [status]
     others = (await workflows.ask("list-workflows", type="other"))["workflows"]
     assert [each["workflowId"] for each in others] == ["parked"]
-    assert await workflows.ask("count-workflows") == {"counts": dict.fromkeys(everything, 1), "exact": True}
+    counts = {**dict.fromkeys(everything, 1), "queued": 0}
+    assert await workflows.ask("count-workflows") == {"counts": counts, "exact": True}
     for limit in (1, 3, 4):
         monkeypatch.setattr("timer_service.workflows.queries.MOST_COUNTED", limit)
         assert (await workflows.ask("count-workflows"))["exact"] is (limit == 4)

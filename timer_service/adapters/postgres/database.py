@@ -60,6 +60,8 @@ _BEGIN_MIGRATING = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED};
 BEGIN = f"{_BEGIN_MIGRATING}; {_LOCK_TIMEOUT}"
 _BEGIN_READING = f"{BEGIN}; SET TRANSACTION READ ONLY"
 """READ WRITE first, so that a standby refuses the transaction. A standby would return old data without an error."""
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"
+_TRY_LOCK = "SELECT :name AS name, pg_try_advisory_xact_lock(hashtextextended(:name, 0)) AS locked"
 _CLOCK = "SELECT CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000) AS BIGINT) AS at"
 _ONE_MIGRATION_AT_A_TIME = "SELECT pg_advisory_xact_lock(7240021846127)"
 
@@ -121,6 +123,13 @@ class _Session:
             return rows
         key_length = len(next(iter(inserted_keys), ()))  # the first values of a row are its key
         return [row for row in rows if tuple(row[:key_length]) in inserted_keys]
+
+    async def lock(self, names: Sequence[str], *, wait: bool = True) -> Sequence[str]:
+        each = [{"name": name} for name in names]
+        if wait:
+            await self.fetch_each(_LOCK, each)
+            return names
+        return [row["name"] for row in await self.fetch_each(_TRY_LOCK, each) if row["locked"]]
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)

@@ -260,5 +260,9 @@ class Statements:
         """See `Transaction.insert`."""
         return await self._run(partial(insert, sql=sql, rows=rows)) if rows else []
 
+    async def lock(self, names: Sequence[str], *, wait: bool = True) -> Sequence[str]:  # noqa: ARG002 - part of the port
+        """Return all names: the transaction has the only lock there is."""
+        return names
+
     async def wait_briefly(self) -> None:
         """Do nothing: the transaction has the only lock there is."""

@@ -58,6 +58,12 @@ class Transaction(Reader, Protocol):
         with RETURNING; without RETURNING, all rows count as inserted.
         """
 
+    async def lock(self, names: Sequence[str], *, wait: bool = True) -> Sequence[str]:
+        """Lock names, in their order, until the transaction ends. Return those that it has now.
+
+        Without `wait`, it leaves out the names that another transaction has. A name locks nothing but itself.
+        """
+
     async def wait_briefly(self) -> None:
         """Let the statements that follow wait at most 10 ms for a lock. They raise `DatabaseBlockedError` then."""
 

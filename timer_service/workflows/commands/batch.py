@@ -1,6 +1,5 @@
 """One batch of commands: the workflows that they name, what else they need to know, and what they change."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,6 +11,7 @@ from timer_service.workflows import effect_store, store
 from timer_service.workflows.commands.rules import Applied, Facts, key_of
 from timer_service.workflows.effect import Effect, EffectKey, Effects
 from timer_service.workflows.effect_store import StoredMessage
+from timer_service.workflows.keys import UNUSED, KeyName, KeyUse, name_of
 from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
 from timer_service.workflows.workflow import Key, Workflow, unstarted
 
@@ -24,8 +24,8 @@ class Batch:
         """The commands whose workflows were loaded."""
         self.before = before
         self.after = dict(before)
-        self._holders: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
-        """The workflows that may be open with a concurrency key (tenant, concurrency key)."""
+        self._uses: dict[KeyName, KeyUse] = {}
+        """How the concurrency keys are used of workflows that may start or continue."""
         self._ids: set[tuple[Key, str]] = set()
         self._awaited: set[tuple[Key, str]] = set()
         self._last: dict[Key, Effect] = {}
@@ -39,22 +39,21 @@ class Batch:
         before, left = await load_in_portions(keys, partial(store.load, tx), _characters)
         kept = commands[: count_before(keys, left)]
         batch = cls(before, kept)
-        await batch._load_holders(tx, kept)
+        await batch._load_uses(tx, kept)
         await batch._load_mail(tx, kept)
         await batch._load_steps(tx, kept)
         return batch
 
-    async def _load_holders(self, tx: Transaction, commands: Sequence[Command]) -> None:
-        """Find the open workflows with the concurrency keys of workflows that may start or continue."""
-        wanted: set[tuple[str, str]] = set()
+    async def _load_uses(self, tx: Transaction, commands: Sequence[Command]) -> None:
+        """Lock the concurrency keys of workflows that may start or continue, and find how they are used."""
+        wanted: set[KeyName] = set()
         for command in commands:
             payload, found = command.payload, self.before.get(key_of(command))
             if isinstance(payload, StartWorkflow) and payload.concurrency_key is not None:
-                wanted.add((payload.tenant_id, payload.concurrency_key))
-            elif isinstance(payload, RetryWorkflow) and (known := _concurrency_key(found)) is not None:
-                wanted.add((payload.tenant_id, known))
-        for name, key in (await store.find_holders(tx, wanted)).items():
-            self._holders[name].add(key)
+                wanted.add(KeyName(payload.tenant_id, payload.concurrency_key))
+            elif isinstance(payload, RetryWorkflow) and (known := name_of(found)) is not None:
+                wanted.add(known)
+        self._uses = await store.lock_uses(tx, wanted, changes=len(commands))
 
     async def _load_mail(self, tx: Transaction, commands: Sequence[Command]) -> None:
         """Find which message ids are known, and for which messages a workflow waits."""
@@ -78,28 +77,26 @@ class Batch:
                 is_known = payload.message_id is not None and (key, payload.message_id) in self._ids
                 return Facts(is_known=is_known, is_awaited=(key, payload.name) in self._awaited)
             case StartWorkflow() as payload:
-                return Facts(is_busy=self._is_busy(key, payload.concurrency_key))
+                wanted = payload.concurrency_key
+                name = None if wanted is None else KeyName(payload.tenant_id, wanted)
+                return Facts(self._use(name))
             case RetryWorkflow():
-                is_busy = self._is_busy(key, _concurrency_key(self.after.get(key)))
-                return Facts(is_busy=is_busy, last=self._last.get(key))
+                return Facts(self._use(name_of(self.after.get(key))), last=self._last.get(key))
             case _:
                 return Facts()
 
-    def _is_busy(self, key: Key, concurrency_key: str | None) -> bool:
-        """Return whether another workflow with a concurrency key is open, after the commands so far."""
-        if concurrency_key is None:
-            return False
-        holders = self._holders[key.tenant_id, concurrency_key]
-        return any(each != key and (each not in self.after or self.after[each].is_open) for each in holders)
+    def _use(self, name: KeyName | None) -> KeyUse:
+        """Return how a concurrency key is used after the commands so far."""
+        return UNUSED if name is None else self._uses[name]
 
     def take(self, key: Key, command: Command, applied: Applied, now: int) -> None:
         """Keep what a command has changed, for the commands after it and for `save`."""
         workflow, payload = applied.workflow, command.payload
         if key not in self.after and workflow == unstarted(key, now):  # unknown as before, so no row is inserted
             return
+        if (name := name_of(workflow)) in self._uses:
+            self._uses[name] = self._uses[name].after(self.after.get(key), workflow)
         self.after[key] = workflow
-        if workflow.is_open and (name := _concurrency_key(workflow)) is not None:
-            self._holders[key.tenant_id, name].add(key)
         if applied.message is not None and isinstance(payload, SendToWorkflow):
             data = None if payload.data is None else dump_data(payload.data)
             self._messages.append(StoredMessage(key, applied.message, payload.message_id, data))
@@ -121,7 +118,3 @@ def _characters(workflow: Workflow) -> int:
     retry = "" if workflow.definition is None else workflow.definition.retry
     rewritten = 0 if workflow.failure_code is None else workflow.input_bytes
     return sum(len(text or "") for text in (workflow.last_error, workflow.reason, retry)) + rewritten
-
-
-def _concurrency_key(workflow: Workflow | None) -> str | None:
-    return None if workflow is None or workflow.definition is None else workflow.definition.concurrency_key

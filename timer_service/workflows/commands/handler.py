@@ -12,8 +12,10 @@ from timer_service.workflows.commands import rules
 from timer_service.workflows.commands.batch import Batch
 from timer_service.workflows.commands.rules import Applied, Outcome
 from timer_service.workflows.events import events_of
+from timer_service.workflows.keys import KEY_LOOP
 from timer_service.workflows.queries import workflow_view
 from timer_service.workflows.store import growth
+from timer_service.workflows.workflow import Workflow
 
 LOOP = "workflow-deadlines"
 """The loop of the worker that ends workflows at their deadline."""
@@ -48,14 +50,22 @@ def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
     is_shown = wants_view and workflow.definition is not None
     view = (lambda: {"workflow": workflow_view(workflow)}) if is_shown else None
     match applied.outcome:
-        case Outcome.CANCELLED:
-            return CommandResult(applied.outcome, now, view, loop="outbox")
+        case Outcome.CANCELLED:  # one with a key wakes the worker of keys, too
+            return CommandResult(applied.outcome, now, view, loop=None if workflow.key_due_at else "outbox")
+        case Outcome.QUEUED:
+            if workflow.key_due_at is not None:
+                return CommandResult(applied.outcome, now, view, loop=KEY_LOOP)
+            return CommandResult(applied.outcome, _deadline_of(workflow), view, loop=LOOP)
         case Outcome.SENT:
             return CommandResult(applied.outcome, workflow.available_at, view, lane=workflow.lane)
         case Outcome.STARTED | Outcome.RETRIED:
-            deadline_at = None if workflow.definition is None else workflow.definition.deadline_at
+            deadline_at = _deadline_of(workflow)
             instants = [each for each in (workflow.available_at, deadline_at) if each is not None]
             loop = None if deadline_at is None else LOOP
             return CommandResult(applied.outcome, min(instants), view, loop=loop, lane=workflow.lane)
         case _:
             return CommandResult(applied.outcome, view=view)
+
+
+def _deadline_of(workflow: Workflow) -> int | None:
+    return None if workflow.definition is None else workflow.definition.deadline_at

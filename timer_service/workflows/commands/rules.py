@@ -8,6 +8,7 @@ from timer_service.core.limits.quotas import OVER_QUOTA
 from timer_service.core.values.data import dump_data
 from timer_service.core.values.message import Command
 from timer_service.workflows.effect import Effect, Message, digest_of, size_of
+from timer_service.workflows.keys import UNUSED, KeyUse, Turn, turn_of
 from timer_service.workflows.messages import (
     CancelWorkflow,
     FailureCode,
@@ -36,6 +37,7 @@ class Outcome(StrEnum):
     """The outcome of a command on a workflow."""
 
     STARTED = "started"
+    QUEUED = "queued"
     SKIPPED_BUSY = "skipped_busy"
     EXISTS = "exists"
     SENT = "sent"
@@ -52,8 +54,8 @@ class Outcome(StrEnum):
 class Facts(NamedTuple):
     """What a command needs to know in addition to its workflow."""
 
-    is_busy: bool = False
-    """Whether another open workflow has its concurrency key."""
+    use: KeyUse = UNUSED
+    """How its concurrency key is used."""
     is_known: bool = False
     """Whether the workflow has a message with this message id."""
     is_awaited: bool = False
@@ -96,7 +98,7 @@ def apply(found: Workflow | None, command: Command, facts: Facts, now: int) -> A
 
 
 def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Facts, now: int) -> Applied:
-    """Start a workflow, unless it was started before. If its concurrency key is taken, it is stored as cancelled."""
+    """Start a workflow, unless it was started before. If it is skipped, it is stored as cancelled."""
     text = None if payload.input is None else dump_data(payload.input)
     digest = digest_of("\0".join((payload.workflow_type, payload.queue, text or "")))
     if before.definition is not None:
@@ -107,18 +109,21 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
         digest=digest,
         deadline_at=_instant(payload.deadline_at, payload.deadline_in, command, now),
         retry=None if payload.retry is None else payload.retry.model_dump_json(),
-        concurrency_key=payload.concurrency_key,
+        concurrency=payload.concurrency,
     )
     # Not `now`: the keys of its steps depend on it, and stay the same if the command is applied again after a restore.
     created_at = command.stored_at or now
     named = before._replace(definition=definition, cause=cause_of(command), created_at=created_at)
-    if facts.is_busy:
+    turn = turn_of(definition.concurrency, facts.use)
+    if turn is Turn.SKIP:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
     opened = named._replace(
         started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
     )
     asked_at = _asked_at(command, now)
     starts_at = max(_instant(payload.start_at, payload.start_in, command, now) or asked_at, asked_at)
+    if turn is Turn.QUEUE:
+        return Applied(opened.wait_for_key(facts.use.last_place + 1, starts_at, now), Outcome.QUEUED)
     return Applied(opened.wait_until(starts_at, counted_from=None), Outcome.STARTED)
 
 
@@ -175,22 +180,29 @@ def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: in
 
 
 def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Facts, now: int) -> Applied:
-    """Continue a failed workflow, unless its concurrency key is taken or some of its rows are deleted."""
+    """Continue a failed workflow, unless it is skipped or some of its rows are deleted."""
     if before.definition is None or before.is_deleting:
         return Applied(before, Outcome.NOT_FOUND)
     if before.is_open:
         return Applied(before, Outcome.UNCHANGED)
     if before.status is not WorkflowStatus.FAILED:
         return Applied(before, Outcome.ALREADY_ENDED)
-    if facts.is_busy:
+    turn = turn_of(before.definition.concurrency, facts.use)
+    if turn is Turn.SKIP:
         return Applied(before, Outcome.SKIPPED_BUSY)
     deadline_at = _instant(None, payload.deadline_in, command, now)
     definition = before.definition._replace(deadline_at=deadline_at)
-    return _continue(before, definition, facts.last, _asked_at(command, now))
+    asked_at = _asked_at(command, now)
+    opened, step = _continue(before, definition, facts.last, asked_at)
+    if turn is Turn.QUEUE:
+        return Applied(opened.wait_for_key(facts.use.last_place + 1, asked_at, now), Outcome.QUEUED, effect=step)
+    return Applied(opened.wait_until(asked_at, counted_from=None), Outcome.RETRIED, effect=step)
 
 
-def _continue(workflow: Workflow, definition: Definition, last: Effect | None, at: int) -> Applied:
-    """Continue a failed workflow. If its function raised an error, the failed step that it got last runs again."""
+def _continue(
+    workflow: Workflow, definition: Definition, last: Effect | None, at: int
+) -> tuple[Workflow, Effect | None]:
+    """Return an open workflow for a failed one. If its function raised an error, also the step that runs again."""
     opened = workflow._replace(
         definition=definition,
         retries=workflow.retries + 1,
@@ -201,11 +213,10 @@ def _continue(workflow: Workflow, definition: Definition, last: Effect | None, a
         failure_code=None,
         failed_step=None,
         ended_at=None,
-    ).wait_until(at, counted_from=None)
+    )
     if last is None or last.kind is not EffectKind.STEP or last.status is not EffectStatus.FAILED:
-        return Applied(opened, Outcome.RETRIED)
+        return opened, None
     if workflow.failure_code not in _RAISED:
-        return Applied(opened, Outcome.RETRIED)
+        return opened, None
     step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=at, error=None, size=0)
-    opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)
-    return Applied(opened, Outcome.RETRIED, effect=step)
+    return opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size), step

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from timer_service.core.ports.database import Row, Transaction
 from timer_service.core.values.instant import format_instant, format_optional
@@ -41,7 +42,7 @@ async def read_tasks(
     *,
     max_attempts: int,
     may_time_out: bool,
-    wake_outbox: Callable[[], None],
+    wake: Callable[[str], None],
 ) -> list[RawJson | None]:
     """Return the tasks of rows that this transaction has claimed. None: the row is not to be sent, nor claimed now.
 
@@ -53,8 +54,8 @@ async def read_tasks(
     before = await task_store.load(tx, workflows, dict.fromkeys(workflows, Wanted()))
     rules = Rules(now, random.Random(0), may_time_out)  # noqa: S311 - nothing of a claim is random
     after = {key: _admit(task, rules, max_attempts) for key, task in before.items()}
-    if await task_store.save(tx, before, after, now):
-        tx.on_commit(wake_outbox)
+    for loop in await task_store.save(tx, before, after, now):
+        tx.on_commit(partial(wake, loop))
     views = await _views(tx, [task.workflow for task in after.values() if task.workflow.hold is not None], now)
     return [views.get(each.key) for each in claimed]
 

@@ -5,7 +5,6 @@ Tenants take turns, and so do their lanes and the polls of a lane.
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.due.blame import Blame, blame
@@ -142,7 +141,7 @@ class Claims:
                 now,
                 max_attempts=self._parts.max_attempts,
                 may_time_out=may_time_out,
-                wake_outbox=partial(self._parts.wake, "outbox", now),
+                wake=lambda loop: self._parts.wake(loop, now),
             )
             polls = [share.poll for share, count in zip(shares, kept, strict=True) for _ in range(count)]
             tasks: dict[Poll, list[RawJson]] = {}

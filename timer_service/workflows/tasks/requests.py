@@ -80,8 +80,7 @@ async def handle_requests(
     batch = _Batch(tasks, Rules(now, rng, may_time_out))
     turns = Turns(_BYTES_PER_TURN)
     decided = [await batch.decide(each, turns) for each in asked]
-    adds_events = await task_store.save(tx, batch.before, batch.tasks, now)
-    wakes = ("outbox",) if adds_events else ()
+    wakes = tuple(await task_store.save(tx, batch.before, batch.tasks, now))
     replies = await batch.replies(tx, asked, decided)
     return [Answer(reply, wakes, batch.lanes(each)) for each, reply in zip(asked, replies, strict=True)]
 

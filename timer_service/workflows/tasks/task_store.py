@@ -14,6 +14,7 @@ from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
 from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.events import events_of
+from timer_service.workflows.keys import KEY_LOOP, frees_key
 from timer_service.workflows.messages import MAX_EFFECTS
 from timer_service.workflows.protocol import REPLY_BYTES, EffectKind, EffectStatus
 from timer_service.workflows.tasks.report import TaskState
@@ -64,15 +65,15 @@ def _wanted_messages(
     return {(key, name): count for key, counts in names.items() for name, count in counts.items()}
 
 
-async def save(tx: Transaction, before: Tasks, after: Tasks, now: int) -> bool:
-    """Write the tasks of `after` that differ from `before`. Return whether events were added."""
+async def save(tx: Transaction, before: Tasks, after: Tasks, now: int) -> Sequence[str]:
+    """Write the tasks of `after` that differ from `before`. Return the loops to wake after the commit."""
     old, new = ({key: task.workflow for key, task in tasks.items()} for tasks in (before, after))
     await store.advance(tx, old, new)
     old_effects, new_effects = ({key: task.effects for key, task in tasks.items()} for tasks in (before, after))
     await effect_store.save(tx, old_effects, new_effects, now)
     events = events_of(old, new, now)
     await outbox.add(tx, events, now)
-    return bool(events)
+    return [*(["outbox"] if events else []), *([KEY_LOOP] if frees_key(new.values()) else [])]
 
 
 def effect_view(effect: Effect, now: int) -> RawJson:
