@@ -324,7 +324,11 @@ ROWS = Row(
             ),
         ),
         rows("schedules", "Schedules", "Active schedules, and those whose next slot cannot be computed."),
-        rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, queued ones, and failed and blocked ones."),
+        rows(
+            "workflows",
+            "Workflows",
+            "Workflows that are queued, run, sleep or wait for a worker, and failed and blocked ones.",
+        ),
         Panel(
             "Outbox and unfinished work",
             "Waiting events and dead letters, buried and parked ones, transitions to match, cancellations, backfills.",
