@@ -5,6 +5,7 @@ tests/e2e/test_receive.py has what needs the service.
 
 import asyncio
 import json
+import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -326,8 +327,11 @@ async def test_a_busy_version_keeps_its_events(server: NatsServer, events: Publi
         await until(lambda: sorted(handled) == runs)
 
 
-async def test_order_after_a_lost_connection(server: NatsServer, events: Publisher) -> None:
+async def test_order_after_a_lost_connection(
+    server: NatsServer, events: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
     """Events that waited in the process stay before newer ones."""
+    caplog.set_level(logging.INFO)
     end, handled = asyncio.Event(), list[str]()
     async with TcpProxy(server.port) as proxy:
         app = TimerApp(f"nats://127.0.0.1:{proxy.port}", tenant="acme", name="orders", concurrency=1)
@@ -343,6 +347,7 @@ async def test_order_after_a_lost_connection(server: NatsServer, events: Publish
             while await events.unacknowledged() != (2, 0):
                 await asyncio.sleep(0.01)
             proxy.cut()
+            await until(lambda: "receiving again" in caplog.text)
             await events.fire("c")
             end.set()
             await until(lambda: "c" in handled)

@@ -50,7 +50,7 @@ MOST_WITH_KEY = 1000
 
 def _needs_key(value: Any, info: ValidationInfo) -> Any:
     """Return the value of a field that is about the concurrency key, which is declared before it."""
-    if value is not None and info.data.get("concurrency_key") is None:
+    if value is not None and info.data.get("concurrency_key", "invalid") is None:
         raise PydanticCustomError("needs_key", "needs concurrencyKey")
     return value
 
