@@ -12,11 +12,13 @@ from tests.harness.memory_broker import MemoryBroker
 from tests.harness.schedules import StartingSchedules
 from tests.harness.workflows import LEASE_MS, MAX_ATTEMPTS, Workflows, complete, fail, wait_for
 from timer_service.app.slices import build_clock_repair
+from timer_service.core.due.row_counts import RowCounts
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
 from timer_service.core.ports.database import Database
 from timer_service.core.service.workflow_start import Concurrency, WhenBusy
 from timer_service.workflows.key_worker import KeyWorker
 from timer_service.workflows.keys import MOST_TURNS, KeyUse, Queued, Turn, Turns, next_turns, turn_of
+from timer_service.workflows.store import COUNTED
 from timer_service.workflows.upkeep import delete_settled
 from timer_service.workflows.workflow import Key
 
@@ -378,7 +380,7 @@ async def test_queued_workflows_count(store: Database, memory_broker: MemoryBrok
 
 
 async def test_views_show_the_queue(workflows: Workflows) -> None:
-    """Replies to queries show which workflow is directly before a queued one."""
+    """Replies to queries show which workflow is directly before a queued one. The gauge counts the queued ones."""
     for name in "abc":
         reply = (await workflows.request("StartWorkflow", workflowId=name, type="order", **QUEUE))["workflow"]
         assert (reply["status"], reply["whenBusy"]) == ("waiting" if name == "a" else "queued", "queue")
@@ -387,6 +389,8 @@ async def test_views_show_the_queue(workflows: Workflows) -> None:
     found = (await workflows.ask("list-workflows", status="queued"))["workflows"]
     assert [(each["workflowId"], each["queuedBehind"]) for each in found] == [("c", "b"), ("b", "a")]
     assert (await workflows.ask("count-workflows"))["counts"]["queued"] == 2
+    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, overdue={}).tick(NOW)
+    assert workflows.metrics.counts["workflows", "queued"] == 2
     await workflows.about("Cancel", "a")
     assert "queuedBehind" not in (await workflows.view("b"))["workflow"], "its turn is next"
 
