@@ -19,7 +19,7 @@ _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DURATION_FORMS = "500ms, 10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
+DURATION_FORMS = "10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
 
 
 def read_tenant(text: str) -> str:

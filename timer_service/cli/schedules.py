@@ -28,7 +28,7 @@ app = typer.Typer(help="Recurring timers: cron expressions and intervals.", no_a
 
 _UNITS: Mapping[str, CalendarUnit] = {"day": "days", "week": "weeks", "month": "months"}
 _CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T\S+)", re.ASCII | re.IGNORECASE)
-_MONTHS = re.compile(r"P?\d+ ?(m|mo|months?|y|years?)", re.ASCII | re.IGNORECASE)
+_MONTHS = re.compile(r"P\d+M|\d+ ?mo(nths?)?|P?\d+ ?y(ears?)?", re.ASCII | re.IGNORECASE)
 
 
 def _read_calendar(text: str) -> CalendarInterval:
