@@ -31,7 +31,7 @@ NUMBERS = {
         f"retried after 1 s to {delays.LONGEST.total_seconds():.0f} s until the lock is released",
         f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
         f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
-        f"reading begins `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) earlier",
+        f"from `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) before the newest command",
         f"after pauses that grow to {pace.LONGEST_MS // 1000} s",
     ],
     "performance.md": [

@@ -120,7 +120,7 @@ class Resource(NamedTuple):
         name: str = "get",
         call: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
-        """Add a command that gets a value as in `command`, and prints it with `show`. None: it does not exist."""
+        """Add a command that gets a value as in `command`, and prints it with `show` or says that it does not exist."""
         self._add(name, text, call, lambda found, _: show(found), parameters)
 
     def list(self, rows: Rows, text: str, filters: Mapping[str, Any] = {}, *, name: str = "list") -> None:

@@ -177,8 +177,10 @@ async def _run(connection: Any, statement: str, rows: Sequence[Row]) -> int:
     cursor = await _settle(connection.cursor())
     if len(rows) > 1:
         await _settle(cursor.executemany(statement, rows))
-    else:
-        await _settle(cursor.execute(statement, *(rows if rows[0] else [])))
+    elif rows[0]:
+        await _settle(cursor.execute(statement, rows[0]))
+    else:  # some drivers take no empty parameters
+        await _settle(cursor.execute(statement))
     count: int = cursor.rowcount
     await _settle(cursor.close())
     return count

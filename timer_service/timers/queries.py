@@ -48,7 +48,7 @@ async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Raw
 
 
 async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> RawJson:
-    """Return a page of timers: those that are Scheduled, and then the others. Each list begins at one of its bounds."""
+    """Return a page of timers: those that are Scheduled, the earliest first, and then the others, the latest first."""
     states = set(State) if request.state is None else {request.state}
     first = 0 if request.due_after is None else request.due_after
     end = _NO_BOUND if request.due_before is None else request.due_before

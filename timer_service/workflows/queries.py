@@ -215,7 +215,10 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, now: int) -
 async def _find_end(
     reader: Reader, tenant: str, after: Sequence[Any], lists: Sequence[Sequence[str]]
 ) -> tuple[int, int, str] | None:
-    """Return the cursor up to which a page looks at workflows, so at `LOOKED_AT` of each index; None: at all."""
+    """Return the last place at which a page may look, so that it looks at `LOOKED_AT` workflows of each index at most.
+
+    None: there are no more workflows than that. The newest come first, so the nearest place is the greatest.
+    """
     for number in (each for each in range(len(lists)) if each >= after[0]):
         place = _Place(*after[1:]) if number == after[0] else _FIRST
         parameters = {"tenant_id": tenant, **place._asdict(), "skipped": LOOKED_AT - 1}

@@ -54,9 +54,9 @@ Each row counts from now on instead, so a sleep is as long as it was meant to be
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete workflows that ended before the instant `before`, and workers that were last seen before it.
 
-    Return the number of deleted rows, or `limit` if that is more and some are left. Workflows are deleted whole, oldest
-    first, until about `limit` rows are deleted. Each call deletes a part of a workflow with more rows, and marks it.
-    Its own row is deleted last, so that the next calls find it.
+    Return the number of deleted rows; at least `limit` if workflows are left, so that the caller calls again. The
+    oldest workflows are deleted first, whole, about `limit` rows a call. A workflow with more rows is deleted in parts,
+    its own row last. The mark keeps RetryWorkflow from continuing a workflow of which a part is deleted.
     """
     workers = await tx.execute(_SQL["delete_workers"], {"before": before, "limit": limit})
     settled = await tx.fetch(_SQL["settled"], {"before": before, "limit": limit})

@@ -28,7 +28,7 @@ def windows(rows: Sequence[OutboxRow]) -> Iterator[list[OutboxRow]]:
 
 
 def ids_of(body: str) -> set[str]:
-    """Return the ids in the payload of a command; none if it is about many things, or if it cannot be read."""
+    """Return the ids in the payload of a command; none if it has no id, as CancelTimers, or if it cannot be read."""
     try:
         payload = dict(json.loads(body)["payload"])
     except (ValueError, LookupError, TypeError, RecursionError):

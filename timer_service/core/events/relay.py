@@ -320,7 +320,7 @@ class Relay:
         if counts:
             self._fail(row, error, settlement)
         elif alone:
-            # Each probe waits for the longest pause. So all other rows are probed before this one is again.
+            # A probe is made at least every LONGEST_MS. So with this delay, each other refused row has its turn first.
             self._refused_alone += 1
             delay = min((self._refused_alone + 1) * LONGEST_MS, _LONGEST_TURN_MS)
             settlement.retry.append(Failure(row, error, self.clock.now() + delay, counts=False))

@@ -63,8 +63,8 @@ class CrashCare:
             return []
         alone = self._alone.get(row.tenant, row.tried)
         is_single = alone > 0 or len(row.next) <= GROUP_COMMANDS
-        row = row._replace(limit=1 if is_single else GROUP_COMMANDS)
-        chosen = len(row.next)
+        chosen = 1 if is_single else GROUP_COMMANDS
+        row = row._replace(limit=chosen)
         self._alone[row.tenant] = max(alone - chosen, 0)
         self._survived[row.tenant] = self._survived.get(row.tenant, 0) + chosen
         await self._commits.change(lambda tx: waiting_rows.mark(tx, row, chosen))

@@ -88,10 +88,9 @@ class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
     def __init__(self, parts: Parts, *, claim_bytes: int) -> None:
-        """`claim_bytes`: the tasks of all polls of one transaction, and what it needs for the effects that it loads.
+        """`claim_bytes` limits one transaction: the bytes of its tasks, and of the effects and messages that it loads.
 
-        These are their memory, and the messages that become their results: each is read and written. A single task may
-        have more.
+        A single task may have more.
         """
         self._parts = parts
         self._claim_bytes = claim_bytes
