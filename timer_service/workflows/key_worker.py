@@ -57,10 +57,10 @@ class KeyWorker:
         return Pass(handled, await self._rows.next_available(reader) if handled else now + _LOCKED_PAUSE_MS)
 
     async def _handle_each(self, due: Sequence[DueKey], now: int) -> int:
-        """Handle keys together, and postpone those that fail alone. Return how many were handled or postponed."""
+        """Handle keys together. Postpone those whose handling fails, also alone. Return how many of both there were."""
         handled: list[int] = []
         isolated = await isolate_in_transactions(self._database, due, partial(self._handle, now=now), handled.append)
-        if failed := [Failed(key, each.error) for each in isolated.failed for key in each.item.because_of]:
+        if failed := [Failed(row, each.error) for each in isolated.failed for row in each.item.because_of]:
             await in_transaction(self._database, partial(self._postpone, failed=failed, now=now))
         return sum(handled) + len(isolated.failed)
 
