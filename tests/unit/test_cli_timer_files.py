@@ -44,3 +44,13 @@ async def test_file_with_many_faults(tmp_path: Path, capsys: pytest.CaptureFixtu
         await import_timers(MagicMock(), "acme", file)
     lines = capsys.readouterr().err.splitlines()
     assert (len(lines), lines[20:]) == (22, ["There are more faults.", "Nothing was imported."])
+
+
+async def test_a_line_that_is_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one fault, and the lines after it keep their numbers."""
+    lines = [json.dumps(_timer(1)), "x" * 5_000_000, json.dumps(_timer(2)), "[1]", "y" * 1_048_576]
+    (file := tmp_path / "timers.jsonl").write_text("\n".join(lines))
+    with pytest.raises(typer.Exit):
+        await import_timers(MagicMock(), "acme", file)
+    faults = [line.removeprefix(f"{file}:").partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert faults == ["2", "4", "5", "Nothing was imported."]

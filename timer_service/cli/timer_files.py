@@ -137,11 +137,13 @@ def _check_file(tenant: str, file: Path) -> int:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each line that is not empty, of a longer line its beginning."""
+    """Yield the number and the bytes of each line that is not empty; of a line that is too long, only its beginning."""
     with file.open("rb") as opened:
         for number, line in enumerate(iter(lambda: opened.readline(_LONGEST_LINE + 1), b""), 1):
             if not line.isspace():
                 yield number, line
+            while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
+                line = opened.readline(_LONGEST_LINE + 1)  # noqa: PLW2901 - the rest of this line
 
 
 def _timers(tenant: str, file: Path) -> Iterator[tuple[int, NewTimer]]:
