@@ -165,10 +165,10 @@ async def stream_events(client: Client, subjects: Subjects, tenants: Sequence[st
 
 
 async def _check_position(client: Client, subjects: Subjects, found: StreamInfo) -> None:
-    """Raise `StartError` if a stream has taken events that the stream of events lacks, because it is an older copy.
+    """Raise `StartError` if the stream of a tenant has taken events that the stream of events lacks.
 
-    The server would skip new events until they have reached the sequence of those. `found`, the stream of a
-    tenant, was read before the stream of events, because both grow.
+    Then the stream of events is an older copy, and the server would skip its new events until their sequence is
+    greater. `found`, the stream of the tenant, was read before the stream of events, because both grow.
     """
     events = await _find(client, subjects.stream(Kind.EVENT))
     taken = max((each.get("seq", 0) for each in found.get("sources") or ()), default=0)

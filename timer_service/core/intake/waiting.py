@@ -76,7 +76,7 @@ class Waiting:
         self._tenants: dict[str, TenantWaits] = {}
         """In the order in which they have their turns."""
         self.number = self.size = 0
-        """How many commands wait, and their bytes. Those of a row count until all of them are applied."""
+        """How many commands wait, and their bytes. The commands of a row count until the whole row is applied."""
 
     def load(self, tenants: Mapping[str, TenantWaits]) -> None:
         """Take over what the database has."""
