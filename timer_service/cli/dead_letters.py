@@ -123,4 +123,4 @@ async def resubmit(
             raise LookupError("there is no such dead letter")
         return await client.dead_letters.resubmit(letter)
 
-    await send_each(send, numbers, "sequence", "" if owner == "*" else f"{owner}/", as_json=as_json)
+    await send_each(send, numbers, "sequence", "" if owner == "*" else f"{owner}/", as_json=as_json, at_a_time=1)

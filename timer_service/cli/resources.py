@@ -25,7 +25,6 @@ from timer_service.core.values.codec import plain_words
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _PAGE_ROWS = 1000
-_ON_THEIR_WAY = 20
 """The most that the service returns at once."""
 _PAGING = {"limit": (Limit, 50), "everything": All, "cursor": Cursor, "as_json": AsJson}
 
@@ -202,16 +201,17 @@ async def send_each(
     *,
     as_json: bool,
     without_effect: Collection[str] = (),
+    at_a_time: int = 20,
 ) -> None:
     """Send a command about each thing, and print what became of each. An error of one does not stop the others.
 
-    `field`: the name of an id in JSON. `prefix`: the text before each id.
-    It ends with 1 after an error, or an outcome of `without_effect`.
+    `field`: the name of an id in JSON. `prefix`: the text before each id. `at_a_time`: how many commands may have no
+    outcome yet; 1 if their order counts. It ends with 1 after an error, or an outcome of `without_effect`.
     """
     ended: list[Mapping[str, Any]] = []
     has_failed = False
     try:
-        async for each, ending in _endings(send, ids):
+        async for each, ending in _endings(send, ids, at_a_time):
             ended.append({field: each, **ending})
             is_failure = ending.get("outcome") in {None, *without_effect}
             has_failed = has_failed or is_failure
@@ -227,15 +227,14 @@ async def send_each(
 
 
 async def _endings(
-    send: Callable[[Any], Awaitable[Outcome]], ids: Sequence[str | int]
+    send: Callable[[Any], Awaitable[Outcome]], ids: Sequence[str | int], at_a_time: int
 ) -> AsyncIterator[tuple[str | int, Mapping[str, Any]]]:
-    """Yield what became of the command about each id, in order. Some commands are on their way at a time."""
-    for first in range(0, len(ids), _ON_THEIR_WAY):
-        some = ids[first : first + _ON_THEIR_WAY]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_ending(send(each))) for each in some]
-        for each, task in zip(some, tasks, strict=True):
-            yield each, task.result()
+    """Yield what became of the command about each id, in order."""
+    for first in range(0, len(ids), at_a_time):
+        some = ids[first : first + at_a_time]
+        endings = await asyncio.gather(*(_ending(send(each)) for each in some))
+        for each in zip(some, endings, strict=True):
+            yield each
 
 
 async def _ending(call: Awaitable[Outcome]) -> Mapping[str, Any]:

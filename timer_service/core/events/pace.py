@@ -70,7 +70,10 @@ class Flight:
         return taken
 
     async def wait_for_room(self, *, is_alone: bool) -> None:
-        """Wait until another claim may be published; after one that `is_alone`, until none is left. Raise the first error."""
+        """Wait until another claim may be published; after one that `is_alone`, until none is left.
+
+        Raises the first error.
+        """
         most = 0 if is_alone else _OVERLAPPING_BATCHES - 1
         while len(self.publishing) > most:
             await self.wait()
