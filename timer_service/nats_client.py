@@ -171,6 +171,13 @@ class _LoginTransport(TcpTransport):
         super().write(self._login + payload)  # type: ignore[no-untyped-call]
         self._login = b""
 
+    async def wait_closed(self) -> None:
+        """Wait until the connection is closed.
+
+        A cancellation, as of a reconnect when the client is closed, does not reach the others that wait for it.
+        """
+        await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]
+
     async def connect_tls(self, *arguments: Any) -> None:
         """Begin TLS. If it fails, asyncio would never report the end of the connection, so nothing waits for it."""
         try:

@@ -111,5 +111,5 @@ async def test_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         end.set()
     assert "the login at x cannot be read: TimeoutError; the last one is used" in caplog.text
     async with asyncio.timeout(10):
-        while await source.read() != "number 2":
+        while await source.read() == "number 1":
             await asyncio.sleep(0)
