@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 from tests.harness.cases import case
 from tests.harness.processes import Dev, unused_port
 from tests.harness.spawn import TIMER_SERVICE, spawn
+from tests.harness.waiting import until
 
 
 @pytest.mark.slow
@@ -117,6 +119,7 @@ async def test_two_services_on_a_machine(tmp_path: Path) -> None:
         await dev.start()
         assert (broker_of(mine), await calls(mine)) == (lost, ["mine"])
         await dev.kill()
+        await until(lambda: not takes_connections(int(lost.rpartition(":")[2])))  # its nats-server ends after it
         with case("killed"):
             await assert_refused(mine)
         await neighbour.terminate()
@@ -177,3 +180,8 @@ async def run_program(folder: Path, command: Sequence[str]) -> subprocess.Comple
     process = spawn(command, output, errors, environment={"TIMER_BROKER_URL": ""}, cwd=folder)
     code = await asyncio.to_thread(process.wait, 30)
     return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
+
+
+def takes_connections(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
