@@ -15,6 +15,7 @@ CREATE TABLE command_log (
     epoch BIGINT NOT NULL,
     sequence BIGINT NOT NULL CHECK (sequence >= 0),  -- of the last command that was applied or stored in waiting_commands
     stored_at BIGINT NOT NULL,  -- when the broker stored that command, in nanoseconds of the broker's clock
+    place TEXT NOT NULL,  -- where that command is, as the broker names it, if the sequence does not say it
     revision BIGINT NOT NULL,
     reader TEXT,  -- which process reads; NULL if it has stopped
     reads_until BIGINT NOT NULL  -- until when no other process may read

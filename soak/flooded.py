@@ -52,8 +52,8 @@ class Flooded:
     async def running(cls, folder: Path) -> AsyncIterator[Self]:
         """Start the server and the service with the files that prepare.py makes."""
         prepared = await asyncio.to_thread(Prepared, folder / "prepared", *_TENANTS)
-        login = {"TIMER_NATS_USER": "timer-service"}
-        login["TIMER_NATS_PASSWORD_FILE"] = str(prepared.password_file("timer-service"))
+        login = {"TIMER_BROKER_USER": "timer-service"}
+        login["TIMER_BROKER_PASSWORD_FILE"] = str(prepared.password_file("timer-service"))
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(prepared.broker(folder / "nats"))
             await separate_tenants(broker, prepared.password_file("operator"), *_TENANTS)

@@ -46,7 +46,7 @@ _NOT_SETTINGS = (
     "TIMER_TEST_",  # used by the tests
 )
 _SWITCHED_SLICES = ("signals", "runs", "schedules", "workflows")
-_LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
+_LOGINS = ("broker_user", "nats_token", "nats_nkey_seed", "nats_credentials")
 _MILLISECOND = timedelta(milliseconds=1)
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", timedelta: "a whole number of milliseconds"}
 """The types of settings that are numbers, and how an error message describes them."""
@@ -65,17 +65,17 @@ class Config(BaseSettings):
     )
 
     broker_url: BrokerUrl = "nats://localhost:4222"
-    nats_user: str | None = None
-    nats_password: SecretStr | None = None
-    nats_password_file: SecretFile | None = None
+    broker_user: str | None = None
+    broker_password: SecretStr | None = None
+    broker_password_file: SecretFile | None = None
     nats_token: SecretStr | None = None
     nats_token_file: SecretFile | None = None
     nats_nkey_seed: SecretStr | None = None
     nats_nkey_seed_file: SecretFile | None = None
     nats_credentials: ReadableFile | None = None
-    nats_tls_ca: ReadableFile | None = None
-    nats_tls_cert: ReadableFile | None = None
-    nats_tls_key: ReadableFile | None = None
+    broker_tls_ca: ReadableFile | None = None
+    broker_tls_cert: ReadableFile | None = None
+    broker_tls_key: ReadableFile | None = None
     db_path: Path = Path("./event_service.db")
     database_url: DatabaseUrl | None = None
     database_url_file: DatabaseUrlFile | None = None
@@ -159,7 +159,7 @@ class Config(BaseSettings):
     @model_validator(mode="after")
     def _one_source_of_each_secret(self) -> Self:
         """Reject a secret that is set both in a variable and in a file."""
-        for field in ("database_url", "nats_password", "nats_token", "nats_nkey_seed"):
+        for field in ("database_url", "broker_password", "nats_token", "nats_nkey_seed"):
             if len(names := self._sources(field)) > 1:
                 raise PydanticCustomError("secret", f"{' and '.join(names)} are both set: set only one of them")
         return self
@@ -167,7 +167,7 @@ class Config(BaseSettings):
     @model_validator(mode="after")
     def _one_login(self) -> Self:
         """Reject an incomplete login, and more than one login: the driver would silently use one of them or none."""
-        for one, other in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
+        for one, other in (("broker_user", "broker_password"), ("broker_tls_cert", "broker_tls_key")):
             if bool(self._sources(one)) != bool(self._sources(other)):
                 raise PydanticCustomError(
                     "login", f"{_variable(one)} and {_variable(other)} go together: set both or neither"

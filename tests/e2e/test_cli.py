@@ -415,6 +415,7 @@ async def test_doctor_with_too_few_permissions(tmp_path: Path, cli: Cli) -> None
     rules = '{ publish: ["$SYS.REQ.USER.INFO", "$JS.API.>", "timer.evt.>"], subscribe: ">" }'
     users = f"authorization {{ users: [{{ user: svc, password: pass, permissions: {rules} }}] }}"
     async with NatsServer(tmp_path / "fenced", users) as server:
-        done = await cli.run("doctor", TIMER_BROKER_URL=server.url, TIMER_NATS_USER="svc", TIMER_NATS_PASSWORD="pass")
+        login = {"TIMER_BROKER_USER": "svc", "TIMER_BROKER_PASSWORD": "pass"}
+        done = await cli.run("doctor", TIMER_BROKER_URL=server.url, **login)
     assert done.returncode == 1
     assert "fail  permissions: may not publish timer.dlq.v1.*.*, _INBOX.>\n" in done.stdout

@@ -42,7 +42,7 @@ async def check_silent(cli: Cli, commands: Mapping[str, Sequence[Sequence[str]]]
 @pytest.mark.parametrize(
     "login",
     [
-        {"TIMER_NATS_USER": "timer", "TIMER_NATS_PASSWORD": SECRET},
+        {"TIMER_BROKER_USER": "timer", "TIMER_BROKER_PASSWORD": SECRET},
         {"TIMER_NATS_TOKEN": SECRET},
         {"TIMER_NATS_NKEY_SEED": SEED},
         {"TIMER_BROKER_URL": f"nats://timer:{SECRET}@HOST"},
@@ -56,7 +56,7 @@ async def test_refused_by_the_broker(tmp_path: Path, login: dict[str, str]) -> N
         cli = Cli(tmp_path, server.url)
         host = server.url.removeprefix("nats://")
         cli.settings |= {name: value.replace("HOST", host) for name, value in login.items()}
-        every = "TIMER_NATS_PASSWORD" in login
+        every = "TIMER_BROKER_PASSWORD" in login
         commands: Mapping[str, Sequence[Sequence[str]]] = (
             BROKER_COMMANDS if every else {"doctor": [[]], "events": [["list", "acme"]], "serve": [[]]}
         )

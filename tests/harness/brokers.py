@@ -261,7 +261,7 @@ class NatsHarness:
 
     async def start(self) -> None:
         await self._server.start()
-        await until(lambda: self.broker.health.reason is None and self.broker.query_health.reason is None)
+        await until(lambda: all(each.health.reason is None for each in self.broker.connections))
         await until(lambda: self.user.is_connected)
         for connection in self.broker.connections:  # it reports as connected before its subscriptions are restored
             await connection.flush()

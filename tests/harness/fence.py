@@ -40,7 +40,7 @@ PASSWORDS = {
 STREAMS = ("TIMER_CMD", "TIMER_EVT", "TIMER_DLQ")
 MARKER = "marker"
 PATIENCE_SECONDS = 20
-SERVICE_LOGIN = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
+SERVICE_LOGIN = {"TIMER_BROKER_USER": "timer-service", "TIMER_BROKER_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
 LONG_AFTER = "2100-01-01T00:00:00Z"
 LONG_AGO = "2020-01-01T00:00:00Z"
 
@@ -156,8 +156,8 @@ async def separate_tenants(broker: NatsServer, password: Path, *tenants: str) ->
     """Give each tenant a stream of its own as the operator, as described in docs/security.md. Return the output."""
     settings = {
         "TIMER_BROKER_URL": broker.url,
-        "TIMER_NATS_USER": "operator",
-        "TIMER_NATS_PASSWORD_FILE": str(password),
+        "TIMER_BROKER_USER": "operator",
+        "TIMER_BROKER_PASSWORD_FILE": str(password),
     }
     command = [sys.executable, "-m", "timer_service", "tenants", "separate", *tenants]
     ran = await asyncio.to_thread(

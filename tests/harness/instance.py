@@ -4,13 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from tests.harness.memory_broker import MemoryBroker, MemoryRequests
 from tests.harness.processes import read_page, unused_port
-from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
 from timer_service.app.storage import Storage
@@ -32,6 +31,11 @@ class Streams:
         self.health: dict[Kind, Health] = dict.fromkeys(Kind, HEALTHY)
         self.checks = 0
 
+    keeps_events_for = None
+
+    def name(self, kind: Kind) -> str:
+        return f"TIMER_{kind}".upper()
+
     async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
         self.checks += 1
         return Pass(0)
@@ -43,7 +47,6 @@ class InstanceBroker(MemoryBroker):
     def __init__(self) -> None:
         super().__init__()
         self.streams = Streams()
-        self.query_health = HEALTHY
         self.reading = True
         self.steps: list[str] = []
         """What the instance has begun and ended, in order."""
@@ -79,7 +82,7 @@ class Instance:
         self.app = App(
             self.config,
             Storage(database, clock, {"clock": ClockReader(clock), "file": database.files}),
-            cast("NatsBroker", self.broker),
+            self.broker,
             Metrics(self.registry),
             self.registry,
         )

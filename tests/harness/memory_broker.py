@@ -37,6 +37,7 @@ class MemoryBroker:
     """
 
     max_message_bytes = MAX_MESSAGE_BYTES
+    reply_prefixes = ("_INBOX.",)
 
     def __init__(self, *, deduplicates: bool = True, epoch: int = 1) -> None:
         """`deduplicates`: it drops a second message with the same id, as JetStream does for some minutes."""

@@ -65,7 +65,7 @@ class Rotation:
 class Password(Rotation):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.settings = {"TIMER_NATS_USER": "timer", "TIMER_NATS_PASSWORD_FILE": str(self.file)}
+        self.settings = {"TIMER_BROKER_USER": "timer", "TIMER_BROKER_PASSWORD_FILE": str(self.file)}
 
     def server(self, number: int) -> str:
         return f'authorization {{ users: [{{ user: timer, password: "{self.text(number)}" }}] }}'
@@ -157,7 +157,7 @@ class Certificate(Rotation):
             pytest.skip("openssl is not installed")
         self._folder = folder
         cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-        self.settings = {"TIMER_NATS_TLS_CA": cert, "TIMER_NATS_TLS_CERT": cert, "TIMER_NATS_TLS_KEY": key}
+        self.settings = {"TIMER_BROKER_TLS_CA": cert, "TIMER_BROKER_TLS_CERT": cert, "TIMER_BROKER_TLS_KEY": key}
         for number in range(3):
             make_certificate(folder / str(number))
 
@@ -172,8 +172,8 @@ class Certificate(Rotation):
             replace_file(self._folder / name, (self._folder / str(number) / name).read_text())
 
     def login(self) -> dict[str, Any]:
-        context = ssl.create_default_context(cafile=self.settings["TIMER_NATS_TLS_CA"])
-        context.load_cert_chain(self.settings["TIMER_NATS_TLS_CERT"], self.settings["TIMER_NATS_TLS_KEY"])
+        context = ssl.create_default_context(cafile=self.settings["TIMER_BROKER_TLS_CA"])
+        context.load_cert_chain(self.settings["TIMER_BROKER_TLS_CERT"], self.settings["TIMER_BROKER_TLS_KEY"])
         return {"tls": context}
 
     async def replace(self, broker: NatsServer, number: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.harness.stores import open_sqlite, opened_sqlite
 
-ADD = "INSERT INTO command_log VALUES (:epoch, 'a log', :epoch, 0, 0, 0, NULL, 0)"
+ADD = "INSERT INTO command_log VALUES (:epoch, 'a log', :epoch, 0, 0, '', 0, NULL, 0)"
 """Adds a row that `read_epochs` finds."""
 KILLED = 9
 """The exit code of `run_until_step` if the process was killed."""

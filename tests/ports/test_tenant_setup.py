@@ -22,7 +22,12 @@ async def test_settings(tmp_path: Path) -> None:
     """The streams have the prefix of the settings, and are made with their login. Only new tenants are named."""
     async with NatsServer(tmp_path / "nats", config=SERVER) as server:
         config = Config.model_validate(
-            {"broker_url": server.url, "subject_prefix": "acme.x", "nats_user": "operator", "nats_password": "s3cret"}
+            {
+                "broker_url": server.url,
+                "subject_prefix": "acme.x",
+                "broker_user": "operator",
+                "broker_password": "s3cret",
+            }
         )
         found = [
             await as_operator(config, separate_tenants, ["a", "b"]),

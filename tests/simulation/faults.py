@@ -374,6 +374,10 @@ class FaultyBroker:
         return self._inner.max_message_bytes
 
     @property
+    def reply_prefixes(self) -> tuple[str, ...]:
+        return self._inner.reply_prefixes
+
+    @property
     def health(self) -> Health:
         return self._inner.health
 

@@ -126,11 +126,11 @@ def test_secret_from_a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        *(({name: "full"}, "_USER and TIMER_NATS_PASSWORD go together: set") for name in ("USER", "PASSWORD_FILE")),
-        *(({name: "full"}, "_TLS_CERT and TIMER_NATS_TLS_KEY go together") for name in ("TLS_CERT", "TLS_KEY")),
+        *(({name: "full"}, "_USER and TIMER_BROKER_PASSWORD go together: set") for name in ("USER", "PASSWORD_FILE")),
+        *(({name: "full"}, "_TLS_CERT and TIMER_BROKER_TLS_KEY go together") for name in ("TLS_CERT", "TLS_KEY")),
         (
             {"USER": "u", "PASSWORD": "p", "PASSWORD_FILE": "full"},
-            "_PASSWORD and TIMER_NATS_PASSWORD_FILE are both",
+            "_PASSWORD and TIMER_BROKER_PASSWORD_FILE are both",
         ),
         ({"USER": "u", "PASSWORD": "p", "TOKEN": "t"}, "_USER and TIMER_NATS_TOKEN are different logins: set only one"),
         ({"NKEY_SEED_FILE": "full", "CREDENTIALS": "full"}, "_NKEY_SEED_FILE and TIMER_NATS_CREDENTIALS are different"),
@@ -145,8 +145,9 @@ def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monke
     for name, content in {"full": b"x", "empty": b"\n", "binary": b"\xff"}.items():
         (folder / name).write_bytes(content)
     for name, value in settings.items():
-        monkeypatch.setenv(f"TIMER_NATS_{name}", value)
-    assert start_error().startswith(f"TIMER_NATS{message}")
+        of = "NATS" if name.startswith(("TOKEN", "NKEY", "CREDENTIALS")) else "BROKER"
+        monkeypatch.setenv(f"TIMER_{of}_{name}", value)
+    assert start_error().startswith((f"TIMER_NATS{message}", f"TIMER_BROKER{message}"))
 
 
 def test_two_sources_of_a_secret(folder: Path) -> None:
@@ -172,7 +173,7 @@ def wrong_files(folder: Path, most_mib: int) -> Iterator[tuple[Path, str]]:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    ("name", "most_mib"), [("LIMITS_FILE", 16), ("NATS_TOKEN_FILE", 1), ("NATS_TLS_CA", 1), ("DATABASE_URL_FILE", 1)]
+    ("name", "most_mib"), [("LIMITS_FILE", 16), ("NATS_TOKEN_FILE", 1), ("BROKER_TLS_CA", 1), ("DATABASE_URL_FILE", 1)]
 )
 def test_no_small_readable_file(name: str, most_mib: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A FIFO, a folder, a device, a large or an unreadable file is an error at once, with the setting and the path."""
@@ -207,11 +208,11 @@ def test_unknown_settings(folder: Path) -> None:
 
 def test_misspelt_setting_beside_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error for a wrong setting also names misspelt settings, which may be its cause."""
-    monkeypatch.setenv("TIMER_NATS_USER", "me")
-    monkeypatch.setenv("TIMER_NATS_PASWORD", "s3cret")
+    monkeypatch.setenv("TIMER_BROKER_USER", "me")
+    monkeypatch.setenv("TIMER_BROKER_PASWORD", "s3cret")
     assert start_error().splitlines() == [
-        "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither",
-        "unknown setting TIMER_NATS_PASWORD; did you mean TIMER_NATS_PASSWORD?",
+        "TIMER_BROKER_USER and TIMER_BROKER_PASSWORD go together: set both or neither",
+        "unknown setting TIMER_BROKER_PASWORD; did you mean TIMER_BROKER_PASSWORD?",
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.builders import command_address, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker
-from tests.harness.memory_broker import MemoryBroker
+from tests.harness.memory_broker import MemoryBroker, MemoryRequests
 from tests.harness.processes import read_page
 from tests.harness.timers import put_timers
 from tests.harness.waiting import until
@@ -136,7 +136,7 @@ async def test_fault_of_each_part(new: NewInstance) -> None:
         broker = instance.broker
         faults: dict[str, tuple[AbstractContextManager[object], set[str]]] = {
             "broker": (down(InstanceBroker), FLOWS["all"]),
-            "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
+            "queries": (patch.object(MemoryRequests, "health", DOWN), {"queries", "requests"}),
             "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
             "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
             "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
@@ -246,16 +246,16 @@ async def test_nothing_more_is_taken_at_the_end(new: NewInstance, sqlite: Sqlite
 
 async def test_settings_of_the_parts(new: NewInstance) -> None:
     """The parts of an instance have its settings, each in its place and unit."""
-    settings = {"batch_size": 7, "max_attempts": 8, "visibility_timeout": 90_000, "reply_prefix": "_REPLY."}
+    settings = {"batch_size": 7, "max_attempts": 8, "visibility_timeout": 90_000}
     with (
         patch("timer_service.app.service.Parts", wraps=Parts) as parts,
         patch("timer_service.app.slices.Retention", wraps=Retention) as retention,
     ):
         new(**settings, retention_days=9)
     with patch("timer_service.app.page.Instance", wraps=PageInstance) as page:
-        new(role="worker", ui_enabled=True, subject_prefix="acme", http_host="localhost")
+        new(role="worker", ui_enabled=True, http_host="localhost")
     shown = [page.call_args.kwargs[name] for name in ("role", "dead_letters", "http_host")]
-    assert shown == ["worker", "ACME_DLQ", "localhost"]
+    assert shown == ["worker", "TIMER_DLQ", "localhost"]
     found = {name: parts.call_args.kwargs[name] for name in settings}
     assert found == {**settings, "visibility_timeout": timedelta(seconds=90)}
     kept = {call.args[1] for call in retention.call_args_list}

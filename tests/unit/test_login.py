@@ -52,14 +52,14 @@ def test_invalid_tls_file_names_its_setting(tmp_path: Path) -> None:
     """The error of an invalid certificate or key names its settings."""
     file = tmp_path / "file.pem"
     file.write_text("nonsense")
-    assert error_of(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: cannot load the certificates: ")
-    assert error_of(Login(tls_cert=file, tls_key=file)).startswith("TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: ")
+    assert error_of(Login(tls_ca=file)).startswith("TIMER_BROKER_TLS_CA: cannot load the certificates: ")
+    assert error_of(Login(tls_cert=file, tls_key=file)).startswith("TIMER_BROKER_TLS_CERT, TIMER_BROKER_TLS_KEY: ")
 
 
 @pytest.mark.parametrize(
     ("setting", "login"),
     [
-        ("nats_password", Login(user="me", password="s3cret")),
+        ("broker_password", Login(user="me", password="s3cret")),
         ("nats_token", Login(token="s3cret")),
         ("nats_nkey_seed", Login(nkey_seed="s3cret")),
     ],
@@ -69,7 +69,7 @@ def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> 
     file = tmp_path / "secret"
     file.write_text("s3cret")
     file.chmod(0o600)
-    user = {"nats_user": "me"} if login.user else {}
+    user = {"broker_user": "me"} if login.user else {}
     assert nats_login(load_config(**user, **{setting: "s3cret"})) == login
     assert nats_login(load_config(**user, **{f"{setting}_file": file})) == login
 
@@ -79,7 +79,7 @@ def test_files_of_the_settings(tmp_path: Path) -> None:
     files = credentials, ca, cert, key = [tmp_path / name for name in ("credentials", "ca", "cert", "key")]
     for file in files:
         file.touch()
-    config = load_config(nats_credentials=credentials, nats_tls_ca=ca, nats_tls_cert=cert, nats_tls_key=key)
+    config = load_config(nats_credentials=credentials, broker_tls_ca=ca, broker_tls_cert=cert, broker_tls_key=key)
     assert nats_login(config) == Login(credentials=credentials, tls_ca=ca, tls_cert=cert, tls_key=key)
 
 

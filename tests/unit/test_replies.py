@@ -28,7 +28,7 @@ REFUSED = (
 )
 def test_subjects(subject: str | None, *, allowed: bool) -> None:
     """A reply is sent to a subject with one of the prefixes, of at most 512 bytes, that a broker accepts."""
-    assert may_reply_to(subject, "_INBOX.", "_R_.") is allowed
+    assert may_reply_to(subject, ("_INBOX.", "_R_.")) is allowed
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ async def test_connection_to_the_broker(tmp_path: Path, broker: InstanceBroker) 
         "reply_prefix": "_REPLY.",
         "manage_streams": False,
         "commands_overlap": 2500,
-        "nats_user": "me",
-        "nats_password": "s3cret",
+        "broker_user": "me",
+        "broker_password": "s3cret",
     }
     async with open_app(config(tmp_path, **settings)):
         pass

@@ -10,14 +10,14 @@ from timer_service.config import Config
 def nats_login(config: Config) -> Login:
     """Return the NATS login from the settings. Reads the files with secrets."""
     return Login(
-        user=config.nats_user,
-        password=config.secret("nats_password"),
+        user=config.broker_user,
+        password=config.secret("broker_password"),
         token=config.secret("nats_token"),
         nkey_seed=config.secret("nats_nkey_seed"),
         credentials=config.nats_credentials,
-        tls_ca=config.nats_tls_ca,
-        tls_cert=config.nats_tls_cert,
-        tls_key=config.nats_tls_key,
+        tls_ca=config.broker_tls_ca,
+        tls_cert=config.broker_tls_cert,
+        tls_key=config.broker_tls_key,
     )
 
 

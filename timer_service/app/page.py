@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
-from timer_service.adapters.nats.subjects import Subjects
+from timer_service.app.brokers import Streams
 from timer_service.app.tasks import build_loop
 from timer_service.config import Config
 from timer_service.core.due.loop import Loop
@@ -25,6 +25,7 @@ _OPTIONAL = {"jinja2", "markupsafe"}
 def build_page(
     config: Config,
     parts: Parts,
+    streams: Streams,
     registry: CollectorRegistry,
     *,
     flows: Callable[[], Mapping[str, Health]],
@@ -50,7 +51,7 @@ def build_page(
         clock=parts.clock,
         role=config.role,
         started_at=parts.clock.now(),
-        dead_letters=Subjects(config.subject_prefix).stream(Kind.DEAD_LETTER),
+        dead_letters=streams.name(Kind.DEAD_LETTER),
         http_host=config.http_host,
         registry=registry,
         samples=samples,

@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
-from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
+from timer_service.app.brokers import ServiceBroker
 from timer_service.app.page import build_page
 from timer_service.app.slices import Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
@@ -54,7 +54,7 @@ class App:
         self,
         config: Config,
         storage: Storage,
-        broker: NatsBroker,
+        broker: ServiceBroker,
         metrics: MetricsPort,
         registry: CollectorRegistry,
         *,
@@ -77,7 +77,6 @@ class App:
             max_attempts=config.max_attempts,
             visibility_timeout=config.visibility_timeout,
             wake=self._wake,
-            reply_prefix=config.reply_prefix,
             budget=Budget.of(config.memory_budget),
             quotas=Quotas(config.limits, alone=storage.database.exclusive),
             allowances=EventAllowances(
@@ -140,7 +139,8 @@ class App:
             fires = publishing if self._caught_up.is_set() else _CATCHING_UP
             found["events"] = worst(broker, stores, fires, database, self._workers.health)
         if self._requests is not None:
-            found["queries"] = worst(broker, self._broker.query_health, self._answering.health, reading)
+            requests = HEALTHY if self._subscription is None else self._subscription.health
+            found["queries"] = worst(broker, requests, self._answering.health, reading)
             found["requests"] = worst(broker, self._requests.health, database)
         return found
 
@@ -151,6 +151,7 @@ class App:
         routes, sampling = build_page(
             self._config,
             self._parts,
+            self._broker.streams,
             self._registry,
             flows=self.flows,
             needs=self._needs,

@@ -3,16 +3,14 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.embedded import embedded_nats, free_port
-from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
-from timer_service.app.login import login_options
+from timer_service.app.brokers import connect_broker
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
 from timer_service.app.slices import QUERIES, SLICES
@@ -20,7 +18,6 @@ from timer_service.app.storage import open_storage
 from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.ports.health import worst
-from timer_service.core.values.address import MAX_MESSAGE_BYTES
 from timer_service.core.values.errors import StartError
 from timer_service.dev_server import BROKER_FOLDER, read_dev_server
 from timer_service.metrics import Metrics
@@ -39,16 +36,8 @@ async def open_app(config: Config) -> AsyncIterator[App]:
     _create_failure_series(metrics)
     async with open_storage(config, metrics) as storage:
         await bring_to_head(storage.database, auto=config.auto_migrate)
-        broker = await NatsBroker.connect(
-            config.broker_url,
-            config.subject_prefix,
-            login=partial(login_options, config),
-            reply_prefix=config.reply_prefix,
-            manage_streams=config.manage_streams,
-            overlap=config.commands_overlap,
-        )
+        broker = await connect_broker(config)
         try:
-            _check_message_size(broker)
             app = App(config, storage, broker, metrics, registry, tracing=Tracing.of_process())
             metrics.watch(  # read at each scrape
                 broker=lambda: broker.health.usable,
@@ -102,13 +91,3 @@ def _create_failure_series(metrics: Metrics) -> None:
         due=[table.name for each in SLICES for table in each.due if table is not FIRINGS],
         skips=SkipReason,
     )
-
-
-def _check_message_size(broker: NatsBroker) -> None:
-    """Raise `StartError` if the broker does not accept the largest event."""
-    limit = broker.max_message_bytes
-    if limit < MAX_MESSAGE_BYTES:
-        raise StartError(
-            f"the broker (TIMER_BROKER_URL) accepts messages of at most {limit} bytes, but events may have "
-            f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server and of the account to 1MB or more"
-        )

@@ -63,7 +63,7 @@ async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
     """The service logs in with the password file, and `doctor` finds no failure and no missing permission."""
     prepared = await asyncio.to_thread(Prepared, tmp_path / "server", "tenant-a")
     password = str(prepared.password_file("timer-service"))
-    login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD_FILE": password}
+    login = {"TIMER_BROKER_USER": "timer-service", "TIMER_BROKER_PASSWORD_FILE": password}
     async with prepared.broker(tmp_path / "nats") as broker, Service(tmp_path / "service", broker.url, **login):
         cli = Cli(tmp_path, broker.url)
         cli.settings |= login

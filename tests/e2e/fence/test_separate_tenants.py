@@ -31,7 +31,7 @@ async def separate(broker: NatsServer, operator: Operator, password: Path) -> No
 async def test_separating_needs_the_operator(broker: NatsServer) -> None:
     """Another login gets the reason, and learns which login is needed."""
     config = Config(
-        broker_url=broker.url, nats_user="tenant-a", nats_password=SecretStr(PASSWORDS["TENANT_A_PASSWORD"])
+        broker_url=broker.url, broker_user="tenant-a", broker_password=SecretStr(PASSWORDS["TENANT_A_PASSWORD"])
     )
     with pytest.raises(StartError, match="cannot be set up: JetStream does not answer; this needs the login of the op"):
         await as_operator(config, set_up, ["tenant-a"])

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.harness.clock import ManualClock
+from tests.harness.instance import Streams
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.wiring import make_parts
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -19,7 +20,9 @@ from timer_service.ui.rejections import NewestRejections
 def build(sqlite: SqliteDatabase) -> object:
     registry = CollectorRegistry()
     parts = make_parts(sqlite, MemoryBroker(), ManualClock(), Metrics(registry))
-    return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list, rejections=NewestRejections())
+    return build_page(
+        Config(), parts, Streams(), registry, flows=dict, needs=dict, loops=list, rejections=NewestRejections()
+    )
 
 
 async def test_jinja2_is_missing(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from timer_service.adapters.nats.requests import TenantRequests
 from timer_service.adapters.nats.streams import STORED_KINDS, StreamUpkeep, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.ports.broker import PublishResult, ReceiveRequest, Reply
-from timer_service.core.ports.health import HEALTHY, Health
+from timer_service.core.ports.health import Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Message
@@ -37,9 +37,12 @@ class NatsBroker:
         subjects: Subjects,
         streams: StreamUpkeep,
         *,
+        reply_prefix: str,
         overlap: timedelta,
         connect_requests: Callable[[], Awaitable[TenantRequests]],
     ) -> None:
+        self.reply_prefixes = (reply_prefix,)
+        """How the subjects begin to which replies may be sent."""
         self._connection = connection
         self._client = connection.client
         self._subjects = subjects
@@ -89,7 +92,14 @@ class NatsBroker:
             await requests.connection.open(urls, login)
             return requests
 
-        return cls(connection, subjects, streams, overlap=overlap, connect_requests=connect_requests)
+        return cls(
+            connection,
+            subjects,
+            streams,
+            reply_prefix=reply_prefix,
+            overlap=overlap,
+            connect_requests=connect_requests,
+        )
 
     @property
     def max_message_bytes(self) -> int:
@@ -105,11 +115,6 @@ class NatsBroker:
     def outages(self) -> int:
         """How many times the connection was lost."""
         return self._connection.outages
-
-    @property
-    def query_health(self) -> Health:
-        """Whether queries and requests arrive."""
-        return HEALTHY if self._requests is None else self._requests.health
 
     @property
     def reading(self) -> bool:

@@ -64,14 +64,14 @@ class Login:
         try:
             context = ssl.create_default_context(cafile=self.tls_ca)
         except OSError as error:
-            raise StartError(f"TIMER_NATS_TLS_CA: cannot load the certificates: {error}") from error
+            raise StartError(f"TIMER_BROKER_TLS_CA: cannot load the certificates: {error}") from error
         if self.tls_cert is not None:
             try:
                 # Without a password OpenSSL asks for one on the terminal if the key is encrypted.
                 context.load_cert_chain(self.tls_cert, self.tls_key, password="")
             except OSError as error:
                 raise StartError(
-                    f"TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: cannot load the certificate and its key: {error}"
+                    f"TIMER_BROKER_TLS_CERT, TIMER_BROKER_TLS_KEY: cannot load the certificate and its key: {error}"
                 ) from error
         return context
 
@@ -163,7 +163,7 @@ class Connection:
             except (nats.errors.Error, OSError) as error:
                 reason = self.last_error or str(error) or type(error).__name__
                 if LOGIN_REFUSED in reason:
-                    raise StartError(f"{reason} (TIMER_NATS_...)") from error
+                    raise StartError(f"{reason} (TIMER_BROKER_..., TIMER_NATS_...)") from error
                 if asyncio.get_running_loop().time() >= give_up_at:
                     raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)

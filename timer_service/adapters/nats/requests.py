@@ -127,7 +127,7 @@ class TenantRequests:
         if kind is None:
             return message
         reply_to = decode_text(message.reply)
-        if not may_reply_to(reply_to, *self._reply_prefixes):
+        if not may_reply_to(reply_to, self._reply_prefixes):
             self._count_ignored()
             return None
         _, address = read_subject(kind, message.subject)

@@ -162,6 +162,10 @@ class StreamUpkeep:
         self._checked: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
         self._refusals = {kind: RecentFailure(_REFUSED_SECONDS) for kind in STORED_KINDS}
 
+    def name(self, kind: Kind) -> str:
+        """Return the name of the stream that stores a kind."""
+        return self._subjects.stream(kind)
+
     @property
     def health(self) -> Mapping[Kind, Health]:
         """The health of each stream at the last check, or since then if the broker had no room.

@@ -67,7 +67,6 @@ class Commits:
     handlers: Handlers
     clock: Clock
     metrics: MetricsPort
-    reply_prefix: str
     audit: AuditLog
     wake_outbox: Callable[[], Awaitable[None]]
     on_done: OnDone | None
@@ -110,7 +109,7 @@ class Commits:
 
     def _behind(self, last: RawCommand) -> Place:
         """Return the place of the cursor behind a command."""
-        moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
+        moved = self.place.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at, place=last.place)
         return self.place._replace(cursor=moved)
 
     async def _commit(self, work: _Work) -> Done:
@@ -174,7 +173,7 @@ class Commits:
             await self.wake_outbox()
             for each in done.rejected:
                 self._record(each)
-            inboxes = [(each, inbox_of(each.raw, self.reply_prefix)) for each in done.rejected]
+            inboxes = [(each, inbox_of(each.raw, self.broker.reply_prefixes)) for each in done.rejected]
             await self.broker.reply([Reply(to, each.reply()) for each, to in inboxes if to is not None])
         await send_replies(self.broker, [reply for group in done.applied for reply in self._replies_to(group)])
 
@@ -191,7 +190,7 @@ class Commits:
         return [
             (to, command.id, result)
             for raw, command, result in zip(group.raws, group.commands, group.results, strict=True)
-            if command.reply_to and (to := inbox_of(raw, self.reply_prefix)) is not None
+            if command.reply_to and (to := inbox_of(raw, self.broker.reply_prefixes)) is not None
         ]
 
     def _write_audit(self, group: Applied) -> None:

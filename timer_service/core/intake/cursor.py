@@ -7,7 +7,7 @@ processes that read the same commands apply them once.
 import secrets
 from typing import NamedTuple
 
-from timer_service.core.ports.database import Database, Reader, Transaction
+from timer_service.core.ports.database import Database, Reader, Row, Transaction
 from timer_service.core.ports.log import LogCursor
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.ports.transactions import in_transaction
@@ -60,9 +60,8 @@ async def _take(tx: Transaction, reader: str, now: int, *, alone: bool) -> Taken
         return None
     (row,) = await tx.fetch(_SQL["find"])
     (installation,) = await tx.fetch(_SQL["find_installation"])
-    cursor = LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])
     return Taken(
-        Place(cursor, row["revision"]),
+        Place(_read(row), row["revision"]),
         installation["database_id"],
         is_new=not row["log"],
         after_crash=before["reader"] not in {None, reader},
@@ -87,8 +86,10 @@ async def release(database: Database, reader: str) -> None:
 
 async def find(reader: Reader) -> LogCursor | None:
     """Return how far the log was read; None if no process has ever been the reader."""
-    rows = await reader.fetch(_SQL["find"])
-    if not rows:
-        return None
-    (row,) = rows
-    return LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"])
+    for row in await reader.fetch(_SQL["find"]):
+        return _read(row)
+    return None
+
+
+def _read(row: Row) -> LogCursor:
+    return LogCursor(row["log"], row["epoch"], row["sequence"], row["stored_at"], row["place"])

@@ -1,7 +1,7 @@
 -- name: create
 -- Creates the row of the log, unless it exists.
-INSERT INTO command_log (partition_number, log, epoch, sequence, stored_at, revision, reads_until)
-VALUES (0, '', 0, 0, 0, 0, 0)
+INSERT INTO command_log (partition_number, log, epoch, sequence, stored_at, place, revision, reads_until)
+VALUES (0, '', 0, 0, 0, '', 0, 0)
 ON CONFLICT (partition_number) DO NOTHING
 
 -- name: create_installation
@@ -15,7 +15,7 @@ SELECT database_id FROM installation
 
 -- name: find
 -- Returns how far the log was read, and by whom.
-SELECT log, epoch, sequence, stored_at, revision, reader, reads_until FROM command_log
+SELECT log, epoch, sequence, stored_at, place, revision, reader, reads_until FROM command_log
 
 -- name: take
 -- Makes a process the reader, if there is none, or its time is over or from a clock that was ahead.
@@ -26,7 +26,7 @@ WHERE partition_number = 0 AND revision = :revision AND (reader IS NULL OR reade
 -- name: move
 -- Moves the cursor, if no other process has written the row since it was read.
 UPDATE command_log
-SET log = :log, epoch = :epoch, sequence = :sequence, stored_at = :stored_at, reads_until = :until, revision = revision + 1
+SET log = :log, epoch = :epoch, sequence = :sequence, stored_at = :stored_at, place = :place, reads_until = :until, revision = revision + 1
 WHERE partition_number = 0 AND revision = :revision
 
 -- name: release

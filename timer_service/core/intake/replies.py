@@ -24,7 +24,7 @@ _SUBJECT = re.compile(r"[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*")
 """Tokens of printable ASCII without wildcards. A broker denies or misroutes any other subject."""
 
 
-def may_reply_to(subject: str | None, *prefixes: str) -> bool:
+def may_reply_to(subject: str | None, prefixes: tuple[str, ...]) -> bool:
     """Return whether the service may send a reply to a subject: it has one of the prefixes, and a broker accepts it.
 
     A broker denies a subject with empty tokens, white space or wildcards. A very long subject ends the connection.
@@ -34,10 +34,10 @@ def may_reply_to(subject: str | None, *prefixes: str) -> bool:
     return _SUBJECT.fullmatch(subject) is not None
 
 
-def inbox_of(raw: RawCommand, prefix: str) -> str | None:
+def inbox_of(raw: RawCommand, prefixes: tuple[str, ...]) -> str | None:
     """Return the inbox that the command names, or None if it names none that the service may publish to."""
     to = raw.headers.get(REPLY_TO)
-    return to if may_reply_to(to, prefix) else None
+    return to if may_reply_to(to, prefixes) else None
 
 
 def reply_body(command_id: str, result: CommandResult) -> bytes:

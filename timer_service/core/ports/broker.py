@@ -108,6 +108,10 @@ class Broker(Protocol):
         """How many times the connection was lost. Commands may have been stored meanwhile."""
 
     @property
+    def reply_prefixes(self) -> tuple[str, ...]:
+        """How the addresses begin to which replies may be sent."""
+
+    @property
     def log(self) -> CommandLog:
         """The log of the commands."""
 

@@ -22,13 +22,15 @@ class LogCursor(NamedTuple):
     sequence: int = 0
     """The last command that was read, or removed before the log was first opened. 0: none.
 
-    Sequences rise, but need not follow each other without gaps.
+    Sequences rise in the order of reading, but need not follow each other without gaps.
     """
     stored_at: int = 0
     """When the broker stored the last command that was read, in nanoseconds of the broker's clock; 0 if none was.
 
     If `sequence` is 0, commands that were stored before are of another log, and were read from that one.
     """
+    place: str = ""
+    """Where the last command is, as the broker names it, if `sequence` does not say it. Only the log reads it."""
 
 
 class Opening(NamedTuple):

@@ -52,8 +52,6 @@ class Parts:
     visibility_timeout: timedelta
     wake: Callable[[str, int], None]
     """Wakes a loop of this instance at an instant. The first argument is the loop's name."""
-    reply_prefix: str = "_INBOX."
-    """The service replies only to subjects with this prefix."""
     budget: Budget = DEFAULT_BUDGET
     """How many bytes of messages the parts may hold."""
     outages: OutageLog = field(default_factory=OutageLog)
@@ -89,7 +87,6 @@ class Parts:
             handlers=Handlers(routes),
             clock=self.clock,
             metrics=self.metrics,
-            reply_prefix=self.reply_prefix,
             audit=self.audit,
             wake_outbox=wake_outbox,
             on_done=self.on_done,

@@ -70,6 +70,8 @@ class RawCommand:
     """When the broker stored it, in nanoseconds of the broker's clock; 0 if not known."""
     left_bytes: int = 0
     """The bytes of the body if it is empty here because it was left in the log. `CommandLog.body` returns it."""
+    place: str = ""
+    """Where it is in the log: see `LogCursor.place`."""
 
     @property
     def held_bytes(self) -> int:
