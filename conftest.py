@@ -11,7 +11,8 @@ import pytest
 from hypothesis import settings
 from testcontainers.community.postgres import PostgresContainer
 
-from tests.harness.brokers import HARNESSES, BrokerHarness
+from tests.harness.broker_harness import BrokerHarness
+from tests.harness.brokers import HARNESSES
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres

@@ -34,6 +34,7 @@ from timer_service.setting_types import (
     ReadableFile,
     SecretFile,
     Subject,
+    broker_of,
     is_subject,
     read_database_url,
     read_secret,
@@ -131,6 +132,11 @@ class Config(BaseSettings):
     def limits(self) -> TenantLimits:
         """The limits of the tenants."""
         return self.limits_file or DEFAULT_LIMITS
+
+    @property
+    def broker(self) -> str:
+        """The broker of TIMER_BROKER_URL: `nats`, `redis` or `rabbitmq`."""
+        return str(broker_of(self.broker_url.partition(",")[0]))
 
     @property
     def engine(self) -> str:

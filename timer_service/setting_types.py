@@ -19,6 +19,12 @@ from timer_service.core.values.budget import MIB
 from timer_service.core.values.codec import plain_words
 
 _T = TypeVar("_T")
+_BROKERS = {
+    **dict.fromkeys(("nats", "tls"), "nats"),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
+    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
+}
+"""The broker of each scheme."""
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MOST_FILE_MIB = 1
 """The largest file with a secret, with credentials or with certificates. The certificates of a system have 0.3 MiB."""
@@ -39,21 +45,23 @@ def _milliseconds(value: object) -> object:
 def _broker_url(value: str) -> str:
     """Return the URLs without spaces around the commas."""
     urls = [url.strip() for url in value.split(",")]
-    if not all(map(_is_nats_url, urls)):
+    found = {broker_of(url) for url in urls}
+    if None in found or len(found) > 1 or (len(urls) > 1 and found != {"nats"}):
         raise PydanticCustomError(
             "broker_url",
-            "must be nats://host:port or tls://host:port, such as nats://localhost:4222; separate several with commas",
+            "must be nats://host:port, redis://host:port or amqp://host:port, such as nats://localhost:4222, or with "
+            "TLS tls://, rediss:// or amqps://; only several URLs of NATS can be separated with commas",
         )
     return ",".join(urls)
 
 
-def _is_nats_url(url: str) -> bool:
-    """Return whether a URL has a scheme of NATS and a host. Without a port, it is 4222."""
+def broker_of(url: str) -> str | None:
+    """Return the broker that the scheme of a URL names: `nats`, `redis` or `rabbitmq`; None if the URL is none."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in {"nats", "tls"} and bool(parts.hostname) and parts.port != 0
+        return _BROKERS.get(parts.scheme) if parts.hostname and parts.port != 0 else None
     except ValueError:  # an impossible port or IPv6 address
-        return False
+        return None
 
 
 def _is_postgres_url(url: str) -> bool:
@@ -176,7 +184,7 @@ LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
 """The limits of the tenants, written as the path of a TOML file."""
 
 BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
-"""One URL of a NATS server or several, separated by commas."""
+"""The URL of a broker. Several of NATS are separated by commas."""
 
 DatabaseUrl = Annotated[SecretStr, _checked(lambda url: _check_database_url(url.get_secret_value()))]
 """The URL of a PostgreSQL database."""

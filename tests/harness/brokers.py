@@ -5,22 +5,24 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from tests.harness.broker_harness import BrokerHarness, Inbox, Stored
 from tests.harness.clock import NOW
 from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_log import MemoryLog
 from tests.harness.nats_client import ignore, read_stream, round_trip
 from tests.harness.processes import NatsServer
+from tests.harness.redis import redis_harness
 from tests.harness.waiting import until
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.ports.broker import Broker, QueryReply
+from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
@@ -29,91 +31,11 @@ from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
 
 
-class Stored(NamedTuple):
-    """A message that was read from the broker."""
-
-    address: Address
-    id: str
-    body: bytes
-    headers: Mapping[str, str]
-    """The headers of the publisher. The broker may add more."""
-
-
 def to_stored(kind: Kind, tenant: str, message: Msg) -> Stored:
     """Convert a message of a stream."""
     headers = message.headers or {}
     name, *topic = message.subject.split(".")[4:]
     return Stored(Address(kind, tenant, name, *topic), headers["Nats-Msg-Id"], message.data, headers)
-
-
-class Inbox(Protocol):
-    """An inbox that receives replies."""
-
-    @property
-    def address(self) -> str:
-        """The subject of the inbox, for `Timer-Reply-To`."""
-        ...
-
-    async def next(self) -> bytes:
-        """Wait for the next reply."""
-        ...
-
-
-class BrokerHarness(Protocol):
-    """A broker, with the operations of its users and its operator."""
-
-    @property
-    def broker(self) -> Broker:
-        """The port that the service uses."""
-        ...
-
-    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        """Publish a command as a user."""
-        ...
-
-    async def events(self, tenant: str) -> Sequence[Stored]:
-        """Return the stored events of a tenant, oldest first."""
-        ...
-
-    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
-        """Return the dead letters of a tenant, oldest first."""
-        ...
-
-    async def inbox(self) -> Inbox:
-        """Create an inbox and subscribe to it."""
-        ...
-
-    async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
-        """Send a query or a request and return the reply."""
-        ...
-
-    async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
-        """Return the log of commands as one more process of the service has it."""
-        ...
-
-    async def recreate_log(self) -> None:
-        """Replace the log of commands by an empty one."""
-        ...
-
-    async def save_log(self) -> None:
-        """Take a backup of the log of commands."""
-        ...
-
-    async def restore_log(self) -> None:
-        """Replace the log of commands by its backup. For the broker it is another log with the same commands."""
-        ...
-
-    async def remove_commands(self, before: int) -> None:
-        """Remove the commands before a sequence, as if they had expired."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop the broker. Return when the service's connection has noticed."""
-        ...
-
-    async def start(self) -> None:
-        """Start the broker again with its stored messages. Return when the service can use it."""
-        ...
 
 
 class _MemoryInbox:
@@ -130,6 +52,8 @@ class _MemoryInbox:
 
 class MemoryHarness:
     """The `BrokerHarness` of the in-memory broker."""
+
+    deduplicates = True
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
@@ -202,6 +126,8 @@ class _NatsInbox:
 
 class NatsHarness:
     """The `BrokerHarness` of a real nats-server."""
+
+    deduplicates = True
 
     def __init__(self, server: NatsServer, broker: NatsBroker, user: Client, stack: AsyncExitStack) -> None:
         self.broker = broker
@@ -285,5 +211,6 @@ async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
 HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[BrokerHarness]]] = {
     "memory": _memory,
     "nats": _nats,
+    "redis": redis_harness,
 }
 """The functions that start an empty broker, by name. Add an entry to run all tests of the port on another broker."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any, ClassVar
 
-from tests.harness.brokers import Stored
+from tests.harness.broker_harness import Stored
 from tests.harness.builders import command, command_address
 from timer_service.core.values.address import Address, kebab
 from timer_service.core.values.codec import REPLY_TO

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from tests.harness.brokers import Stored
+from tests.harness.broker_harness import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.memory_broker import MemoryBroker

@@ -13,7 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tests.harness.backlog import Backlog
-from tests.harness.brokers import Stored, to_stored
+from tests.harness.broker_harness import Stored
+from tests.harness.brokers import to_stored
 from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
 from tests.harness.nats_client import read_stream

@@ -50,7 +50,9 @@ class LogCaller:
                 each.body, each.left_bytes = body, 0
         if batch.commands:
             last = batch.commands[-1]
-            self.cursor = self.cursor._replace(sequence=last.position.sequence, stored_at=last.stored_at)
+            self.cursor = self.cursor._replace(
+                sequence=last.position.sequence, stored_at=last.stored_at, place=last.place
+            )
             self.commands += batch.commands
         return batch
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
+from tests.harness.broker_harness import BrokerHarness, Stored
+from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.builders import command_address, event
 from tests.harness.nats_client import round_trip
 from timer_service.core.intake.rejection import Rejected
@@ -73,14 +74,16 @@ async def test_same_id_among_new_messages(harness: BrokerHarness) -> None:
     """A message that is already stored does not prevent the other messages of the call from being stored."""
     await statuses(harness, [event(2)])
     assert await statuses(harness, [event(number) for number in range(12)]) == [PublishStatus.PUBLISHED] * 12
-    assert sorted(ids(await harness.events("acme"))) == sorted(f"event-{number}" for number in range(12))
+    found = ids(await harness.events("acme"))
+    assert sorted(set(found)) == sorted(f"event-{number}" for number in range(12))
+    assert len(found) == (12 if harness.deduplicates else 13)
 
 
 @pytest.mark.parametrize("times", [2, 12])
 async def test_same_id_twice_in_one_call(harness: BrokerHarness, times: int) -> None:
     """The same message twice in one call counts as published each time."""
     assert await statuses(harness, [event(1)] * times) == [PublishStatus.PUBLISHED] * times
-    assert ids(await harness.events("acme")) == ["event-1"]
+    assert ids(await harness.events("acme")) == ["event-1"] * (1 if harness.deduplicates else times)
 
 
 async def test_message_that_is_too_large(harness: BrokerHarness) -> None:

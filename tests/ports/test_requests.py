@@ -9,7 +9,8 @@ from typing import Any
 import nats.errors
 import pytest
 
-from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness
+from tests.harness.broker_harness import BrokerHarness
+from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import Broker, QueryReply, Replies, Request, RequestSubscription
@@ -17,7 +18,9 @@ from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import Code
 
-BUSY = QueryReply(b"full", Code.BUSY, "too many requests are waiting")
+BUSY = QueryReply(
+    b'{"error":{"code":"BUSY","message":"too many requests are waiting"}}', Code.BUSY, "too many requests are waiting"
+)
 ERROR = Code.INVALID_PAYLOAD, "é, and\r\ntwo lines"
 
 

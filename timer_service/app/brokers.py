@@ -5,8 +5,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol
 
-from timer_service.adapters.nats import NatsBroker
-from timer_service.app.login import login_options
+from timer_service.app.login import login_options, redis_tls, user_and_password
 from timer_service.config import Config
 from timer_service.core.due.loop import Worker
 from timer_service.core.ports.broker import Broker
@@ -50,14 +49,11 @@ class ServiceBroker(Broker, Protocol):
 
 async def connect_broker(config: Config) -> ServiceBroker:
     """Connect to the broker of TIMER_BROKER_URL. Raises `StartError` if it cannot be used."""
-    broker = await NatsBroker.connect(
-        config.broker_url,
-        config.subject_prefix,
-        login=partial(login_options, config),
-        reply_prefix=config.reply_prefix,
-        manage_streams=config.manage_streams,
-        overlap=config.commands_overlap,
-    )
+    try:
+        broker = await _CONNECT[config.broker](config)
+    except ModuleNotFoundError as error:
+        extra = config.broker
+        raise StartError(f"TIMER_BROKER_URL needs {error.name}: pip install 'timer-service[{extra}]'") from error
     limit = broker.max_message_bytes
     if limit < MAX_MESSAGE_BYTES:
         await broker.close()
@@ -66,3 +62,32 @@ async def connect_broker(config: Config) -> ServiceBroker:
             f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server and of the account to 1MB or more"
         )
     return broker
+
+
+async def _connect_nats(config: Config) -> ServiceBroker:
+    from timer_service.adapters.nats import NatsBroker  # noqa: PLC0415 - a service uses one broker
+
+    return await NatsBroker.connect(
+        config.broker_url,
+        config.subject_prefix,
+        login=partial(login_options, config),
+        reply_prefix=config.reply_prefix,
+        manage_streams=config.manage_streams,
+        overlap=config.commands_overlap,
+    )
+
+
+async def _connect_redis(config: Config) -> ServiceBroker:
+    from timer_service.adapters.redis import RedisBroker  # noqa: PLC0415 - an extra
+
+    return await RedisBroker.connect(
+        config.broker_url,
+        config.subject_prefix,
+        login=partial(user_and_password, config),
+        tls=redis_tls(config),
+        manage_streams=config.manage_streams,
+        overlap=config.commands_overlap,
+    )
+
+
+_CONNECT = {"nats": _connect_nats, "redis": _connect_redis}

@@ -27,3 +27,18 @@ def login_options(config: Config) -> Mapping[str, Any]:
     Raises `StartError` with the name of a setting that cannot be used.
     """
     return nats_login(config).options()
+
+
+def user_and_password(config: Config) -> Mapping[str, Any]:
+    """Return the login of a broker that has no other kinds, as far as it is set. Reads the file with the password."""
+    return {"user": config.broker_user, "password": config.secret("broker_password")}
+
+
+def redis_tls(config: Config) -> Mapping[str, Any]:
+    """Return the options of the Redis client for the files of TLS that are set."""
+    files = {
+        "ssl_ca_certs": config.broker_tls_ca,
+        "ssl_certfile": config.broker_tls_cert,
+        "ssl_keyfile": config.broker_tls_key,
+    }
+    return {name: str(file) for name, file in files.items() if file is not None}

@@ -1,0 +1,94 @@
+"""What the tests of the port need of a broker: what users and operators can do with it."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+from timer_service.core.ports.broker import Broker, QueryReply
+from timer_service.core.ports.log import CommandLog
+from timer_service.core.values.address import Address, Kind
+
+
+class Stored(NamedTuple):
+    """A message that was read from the broker."""
+
+    address: Address
+    id: str
+    body: bytes
+    headers: Mapping[str, str]
+    """The headers of the publisher. The broker may add more."""
+
+
+class Inbox(Protocol):
+    """An inbox that receives replies."""
+
+    @property
+    def address(self) -> str:
+        """The subject of the inbox, for `Timer-Reply-To`."""
+        ...
+
+    async def next(self) -> bytes:
+        """Wait for the next reply."""
+        ...
+
+
+class BrokerHarness(Protocol):
+    """A broker, with the operations of its users and its operator."""
+
+    @property
+    def broker(self) -> Broker:
+        """The port that the service uses."""
+        ...
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the broker drops a second event with the same id."""
+        ...
+
+    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
+        """Publish a command as a user."""
+        ...
+
+    async def events(self, tenant: str) -> Sequence[Stored]:
+        """Return the stored events of a tenant, oldest first."""
+        ...
+
+    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
+        """Return the dead letters of a tenant, oldest first."""
+        ...
+
+    async def inbox(self) -> Inbox:
+        """Create an inbox and subscribe to it."""
+        ...
+
+    async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
+        """Send a query or a request and return the reply."""
+        ...
+
+    async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
+        """Return the log of commands as one more process of the service has it."""
+        ...
+
+    async def recreate_log(self) -> None:
+        """Replace the log of commands by an empty one."""
+        ...
+
+    async def save_log(self) -> None:
+        """Take a backup of the log of commands."""
+        ...
+
+    async def restore_log(self) -> None:
+        """Replace the log of commands by its backup. For the broker it is another log with the same commands."""
+        ...
+
+    async def remove_commands(self, before: int) -> None:
+        """Remove the commands before a sequence, as if they had expired."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop the broker. Return when the service's connection has noticed."""
+        ...
+
+    async def start(self) -> None:
+        """Start the broker again with its stored messages. Return when the service can use it."""
+        ...

@@ -1,0 +1,158 @@
+"""What the service needs of the Redis server: room, no eviction, a primary; and the age of what the streams keep."""
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
+from timer_service.core.values.address import TENANT_PATTERN, Kind
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.raw_command import decode_text
+from timer_service.redis_client import ERRORS, Keys, RedisClient, reason_of
+
+log = logging.getLogger(__name__)
+
+_AGE = {Kind.COMMAND: timedelta(days=7), Kind.EVENT: timedelta(days=7), Kind.DEAD_LETTER: timedelta(days=30)}
+STORED_KINDS = tuple(_AGE)
+"""The kinds of messages that streams store."""
+REQUEST_SECONDS = 10
+"""How long a query or a request waits for an instance. Then its sender has given up."""
+_AGAIN_MS = 1000
+_FULL = 0.99
+_REFUSED_SECONDS = 65
+"""How long a refusal counts. Messages that wait for room are published again within a minute."""
+
+
+class Identity(NamedTuple):
+    """What the server keeps about the log of commands."""
+
+    log: str
+    created: int
+    """When it was first used, in Unix milliseconds."""
+    database: str
+    """The database of the service that reads it."""
+
+
+class StreamUpkeep:
+    """A worker that looks at the server, deletes what is too old, and learns the tenants with streams of their own."""
+
+    def __init__(self, client: RedisClient, keys: Keys, *, manage: bool) -> None:
+        self._client = client
+        self._keys = keys
+        self._manage = manage
+        self.tenants: Sequence[str] = ()
+        """The tenants that publish commands, queries and requests to streams of their own."""
+        self.read_until = ""
+        """The id up to which this instance has read commands; empty if it reads none. Later ones are kept."""
+        self._log_id = ""
+        self.log_is_other = False
+        """Whether the log of commands was deleted since it was opened, as by FLUSHALL."""
+        self._server_ms = 0
+        """The time of the server when it was last asked."""
+        self.keeps_events_for = _AGE[Kind.EVENT] if manage else None
+        """How long events are kept; None: the operator decides."""
+        self._checked = HEALTHY
+        self._refused = RecentFailure(_REFUSED_SECONDS)
+        self._outage = OutageLog(part="storage of the Redis server", quiet_seconds=0)
+
+    def name(self, kind: Kind) -> str:
+        """Return the key of the stream that stores a kind."""
+        return self._keys.stream(kind)
+
+    @property
+    def health(self) -> Mapping[Kind, Health]:
+        """The health of each stream: all of them are in the memory of one server."""
+        return dict.fromkeys(STORED_KINDS, worst(self._checked, self._refused.health))
+
+    def record(self, refusal: str | None) -> None:
+        """Record whether the server had room for messages. `refusal`: what it said if not."""
+        if refusal is None:
+            self._refused.clear()
+        else:
+            self._refused.record(f"the Redis server has no room: {refusal}")
+
+    async def prepare(self) -> None:
+        """Look at the server at the start. Raises `StartError` if it may delete streams, and one of `ERRORS`."""
+        await self._look()
+        if not self._checked.usable:
+            raise StartError(str(self._checked.reason))
+
+    async def identify(self, database: str | None = None) -> Identity:
+        """Return the identity of the log. `database`: to which it belongs if it belongs to none."""
+        await self._look()
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.hsetnx(self._keys.log, "id", secrets.token_hex(8))
+        pipeline.hsetnx(self._keys.log, "created", self._server_ms)
+        if database is not None:
+            pipeline.hsetnx(self._keys.log, "database", database)
+        pipeline.hmget(self._keys.log, ["id", "created", "database"])
+        name, created, owner = (await pipeline.execute())[-1]
+        if database is not None:
+            self._log_id, self.log_is_other = decode_text(name), False
+        return Identity(decode_text(name), int(created), decode_text(owner or b""))
+
+    async def tick(self, now: int) -> Pass:
+        """Look at the server, and delete what is too old. Look again soon while there is a problem."""
+        try:
+            await self._look()
+            if self._log_id:
+                self.log_is_other = await self._client.hget(self._keys.log, "id") != self._log_id.encode()
+            if self._manage:
+                await self._delete_old()
+        except ERRORS as error:  # the connection says whether the server is away
+            self._checked = Health(reason=f"the Redis server does not answer about its storage: {reason_of(error)}")
+        health = worst(*self.health.values())
+        if health.reason is None:
+            self._outage.record_success()
+        else:
+            self._outage.record_failure(health.reason)
+        return Pass(0, None if health.reason is None else now + _AGAIN_MS)
+
+    def oldest_ms(self, kind: Kind) -> int | None:
+        """Return the instant before which stored messages of a kind may be deleted, in Unix ms; None: they may not."""
+        return self._server_ms - _AGE[kind] // timedelta(milliseconds=1) if self._manage else None
+
+    def is_too_late(self, entry: str) -> bool:
+        """Return whether the sender of a request, given by its id, has given up."""
+        return int(entry.partition("-")[0]) < self._server_ms - 1000 * REQUEST_SECONDS
+
+    async def _look(self) -> None:
+        """Look at the server: its time and its state, and which tenants have streams of their own."""
+        seconds, microseconds = await self._client.time()
+        self._server_ms = seconds * 1000 + microseconds // 1000
+        self._checked = check_server(await self._client.info())
+        found = sorted(map(decode_text, await self._client.smembers(self._keys.tenants)))
+        self.tenants = [each for each in found if re.fullmatch(TENANT_PATTERN, each)]
+
+    async def _delete_old(self) -> None:
+        """Delete old commands that were read, and requests. Events and dead letters are deleted when one is stored."""
+        pipeline = self._client.pipeline(transaction=False)
+        if self.read_until:
+            oldest, read_ms = self.oldest_ms(Kind.COMMAND) or 0, int(self.read_until.partition("-")[0])
+            until = self.read_until if read_ms <= oldest else oldest
+            pipeline.xtrim(self._keys.stream(Kind.COMMAND), minid=until, approximate=True)
+        for kind in (Kind.QUERY, Kind.REQUEST):
+            for tenant in ("", *self.tenants):
+                oldest = self._server_ms - 2000 * REQUEST_SECONDS
+                pipeline.xtrim(self._keys.stream(kind, tenant), minid=oldest, approximate=False)
+        await pipeline.execute()
+
+
+def check_server(info: Mapping[str, Any]) -> Health:
+    """Return whether a server stores messages: it is no replica, has room, and does not delete streams by itself."""
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if info.get("role") in {"slave", "replica"}:
+        return Health.down("the Redis server is a replica, which stores nothing: name its primary in TIMER_BROKER_URL")
+    if policy.startswith("allkeys"):
+        return Health.down(f"the Redis server may delete streams (maxmemory-policy {policy}): set it to noeviction")
+    if most and used >= most * _FULL:
+        return Health.down(
+            f"the Redis server has no room: it uses {used} of maxmemory = {most} bytes; raise it, or delete messages "
+            "that nobody needs"
+        )
+    return HEALTHY
