@@ -2,21 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from tests.harness.wire import Stored
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
-
-
-class Stored(NamedTuple):
-    """A message that was read from the broker."""
-
-    address: Address
-    id: str
-    body: bytes
-    headers: Mapping[str, str]
-    """The headers of the publisher. The broker may add more."""
 
 
 class Inbox(Protocol):

@@ -10,17 +10,17 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
-from tests.harness.broker_harness import BrokerHarness, Inbox, Stored
+from tests.harness.broker_harness import BrokerHarness, Inbox
 from tests.harness.clock import NOW
 from tests.harness.jetstream import Snapshot, restore_snapshot, take_snapshot
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_log import MemoryLog
-from tests.harness.nats_client import ignore, read_stream, round_trip
+from tests.harness.nats_client import ignore, round_trip
 from tests.harness.processes import NatsServer
 from tests.harness.redis import redis_harness
 from tests.harness.waiting import until
+from tests.harness.wire import NatsWire, Stored
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.health import HEALTHY, Health
@@ -29,13 +29,6 @@ from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import Code
 from timer_service.core.values.message import Message
 from timer_service.core.values.raw_command import RawCommand
-
-
-def to_stored(kind: Kind, tenant: str, message: Msg) -> Stored:
-    """Convert a message of a stream."""
-    headers = message.headers or {}
-    name, *topic = message.subject.split(".")[4:]
-    return Stored(Address(kind, tenant, name, *topic), headers["Nats-Msg-Id"], message.data, headers)
 
 
 class _MemoryInbox:
@@ -136,17 +129,17 @@ class NatsHarness:
         self._saved: Snapshot
         self.user = user
         """The connection of a user, for features that only NATS has."""
+        self._wire = NatsWire(user)
         self._js = user.jetstream()
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        subject = f"timer.cmd.v1.{address.tenant}.{address.message}"
-        await self._js.publish(subject, body, headers={**headers, "Nats-Msg-Id": message_id})
+        await self._wire.publish(address, body, headers, message_id)
 
     async def events(self, tenant: str) -> Sequence[Stored]:
-        return await self._read("TIMER_EVT", Kind.EVENT, tenant)
+        return await self._wire.stored(Kind.EVENT, tenant)
 
     async def dead_letters(self, tenant: str) -> Sequence[Stored]:
-        return await self._read("TIMER_DLQ", Kind.DEAD_LETTER, tenant)
+        return await self._wire.stored(Kind.DEAD_LETTER, tenant)
 
     async def inbox(self) -> Inbox:
         inbox = _NatsInbox(await self.user.subscribe(self.user.new_inbox()))
@@ -191,10 +184,6 @@ class NatsHarness:
         await until(lambda: self.user.is_connected)
         for connection in self.broker.connections:  # it reports as connected before its subscriptions are restored
             await connection.flush()
-
-    async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
-        found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.>")
-        return [to_stored(kind, tenant, message) for message in found]
 
 
 @asynccontextmanager

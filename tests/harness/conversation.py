@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any, ClassVar
 
-from tests.harness.broker_harness import Stored
 from tests.harness.builders import command, command_address
+from tests.harness.wire import Stored
 from timer_service.core.values.address import Address, kebab
 from timer_service.core.values.codec import REPLY_TO
 

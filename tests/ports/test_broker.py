@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.harness.broker_harness import BrokerHarness, Stored
+from tests.harness.broker_harness import BrokerHarness
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.builders import command_address, event
 from tests.harness.nats_client import round_trip
+from tests.harness.wire import Stored
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.ports.broker import (
     PUBLISHED,

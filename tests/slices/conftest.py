@@ -18,24 +18,30 @@ Stage: TypeAlias = Server | str
 
 
 @pytest.fixture(scope="session")
-def service_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with shared_server(tmp_path_factory.mktemp("service")) as server:
+def nats_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service"), "nats") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def service_on_postgres(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Server]:
-    with shared_server(tmp_path_factory.mktemp("service"), databases) as server:
+def nats_postgres(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service"), "nats", databases) as server:
         yield server
 
 
-@pytest.fixture(params=[f"{broker}-{store}" for broker in ("memory", "nats") for store in STORES])
+@pytest.fixture(scope="session")
+def redis_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service"), "redis") as server:
+        yield server
+
+
+@pytest.fixture(params=[*(f"memory_{store}" for store in STORES), "nats_sqlite", "nats_postgres", "redis_sqlite"])
 def stage(request: pytest.FixtureRequest) -> Stage:
     """Return each stage in turn."""
-    broker, _, store = request.param.partition("-")
+    broker, _, store = request.param.partition("_")
     if broker == "memory":
         return str(store)
-    server: Server = request.getfixturevalue(f"service_on_{store}")
+    server: Server = request.getfixturevalue(request.param)
     return server
 
 
