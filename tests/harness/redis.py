@@ -102,9 +102,9 @@ class RedisWire:
 
     async def stored(self, kind: Kind, tenant: str) -> Sequence[Stored]:
         if kind is Kind.EVENT:
-            return [_to_stored(kind, tenant, each) for _, each in await self.client.xrange(f"timer:evt:{tenant}")]
-        found = [each for _, each in await self.client.xrange(f"timer:{kind}")]
-        return [_to_stored(kind, tenant, each) for each in found if each[b"tenant"] == tenant.encode()]
+            return [_to_stored(kind, tenant, *each) for each in await self.client.xrange(f"timer:evt:{tenant}")]
+        found = await self.client.xrange(f"timer:{kind}")
+        return [_to_stored(kind, tenant, *each) for each in found if each[1][b"tenant"] == tenant.encode()]
 
 
 async def _receive(replies: Any, receive: Receive) -> None:
@@ -194,12 +194,12 @@ class RedisHarness:
         await until(lambda: self.broker.health.reason is None)
 
 
-def _to_stored(kind: Kind, tenant: str, fields: Mapping[bytes, bytes]) -> Stored:
+def _to_stored(kind: Kind, tenant: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Stored:
     """Convert an entry of a stream."""
     texts = {name.decode(): value.decode() for name, value in fields.items() if name != b"body"}
     texts.pop("tenant", None)
     address = Address(kind, tenant, texts.pop("type"), texts.pop("topic", None))
-    return Stored(address, texts.pop("id"), fields[b"body"], texts)
+    return Stored(address, texts.pop("id"), fields[b"body"], texts, int(entry.split(b"-")[0]))
 
 
 def _to_reply(body: bytes) -> QueryReply:

@@ -25,6 +25,8 @@ class Stored(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
     """The headers of the publisher. The broker may add more."""
+    stored_ms: float = 0
+    """When the broker stored it; 0 if it does not say that."""
 
 
 class Wire(Protocol):
@@ -54,7 +56,8 @@ def to_stored(kind: Kind, tenant: str, message: Msg) -> Stored:
     """Convert a message of a stream of NATS."""
     headers = message.headers or {}
     name, *topic = message.subject.split(".")[4:]
-    return Stored(Address(kind, tenant, name, *topic), headers["Nats-Msg-Id"], message.data, headers)
+    at = message.metadata.timestamp.timestamp() * 1000
+    return Stored(Address(kind, tenant, name, *topic), headers["Nats-Msg-Id"], message.data, headers, at)
 
 
 class NatsWire:
