@@ -16,16 +16,16 @@ from timer_service.adapters.migrations import Migration
 from timer_service.adapters.nats.subjects import covers
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.cli.doctor import check_all, check_clock, check_page, postgres, print_findings
-from timer_service.cli.doctor.broker import (
-    check_broker,
+from timer_service.cli.doctor.database import check_schema, check_sqlite, check_version
+from timer_service.cli.doctor.exposure import check_exposure
+from timer_service.cli.doctor.finding import Finding, Skew, Status
+from timer_service.cli.doctor.nats import (
     check_consumer,
-    check_exposure,
+    check_nats,
     check_permissions,
     check_rights,
     check_server,
 )
-from timer_service.cli.doctor.database import check_schema, check_sqlite, check_version
-from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.cli.healthcheck import read_readiness
 from timer_service.config import Config
@@ -305,7 +305,7 @@ async def test_needed_permissions(settings: Mapping[str, str], verb: str, denied
     rules = {verb: {"deny": [denied]}}
     async with scripted_peer() as peer:
         peer.answer = lambda subject, _body: {"data": {"permissions": rules}} if "USER" in subject else {"error": {}}
-        found = await check_broker(Config.model_validate({"broker_url": peer.url, **settings}))
+        found = await check_nats(Config.model_validate({"broker_url": peer.url, **settings}))
     (permissions,) = (each for each in found if isinstance(each, Finding) and each.check == "permissions")
     assert permissions.status is status
 

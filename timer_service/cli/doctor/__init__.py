@@ -3,13 +3,12 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import typer
 
 from timer_service.cli.connection import Server, dev_config, find_target
-from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.database import check_sqlite
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.healthcheck import no_answer_text, read_readiness
@@ -22,6 +21,7 @@ from timer_service.nats_client import UNREADABLE_ANSWER
 
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _TOLERATED = timedelta(seconds=1)
+CheckBroker = Callable[[Config], Awaitable[Sequence[Finding | Skew]]]
 _SYNC = Finding(
     "durability",
     Status.NOTE,
@@ -42,7 +42,7 @@ def doctor(as_json: AsJson = False, server: Server = None) -> None:
         text = f"{broker}, process {dev.pid}, database {dev.db_path}"
         first = [Finding("target", Status.OK, text)]  # its broker syncs to disk
     else:
-        first = [Finding("target", Status.OK, str(broker)), _SYNC]
+        first = [Finding("target", Status.OK, str(broker)), *([_SYNC] if config.broker == "nats" else ())]
     findings = [*first, *run_async(check_all(config))]
     failed = any(finding.status is Status.FAIL for finding in findings)
     if as_json:
@@ -111,11 +111,25 @@ def print_findings(findings: Sequence[Finding]) -> None:
 async def _check_broker(config: Config) -> Sequence[Finding | Skew]:
     """Check the broker. The address may be that of another program, which can answer anything."""
     try:
-        return await check_broker(config)
+        return await _checks(config.broker)(config)
+    except ModuleNotFoundError as error:
+        text, remedy = f"needs {error.name}, which is not installed", f"pip install 'timer-service[{config.broker}]'"
+        return [Finding("broker", Status.FAIL, text, remedy)]
     except UNREADABLE_ANSWER as error:
         text = f"sent an answer that doctor cannot read ({type(error).__name__})"
-        remedy = "Check that --server or TIMER_BROKER_URL names a nats-server."
+        remedy = "Check that --server or TIMER_BROKER_URL names a broker with this scheme."
         return [Finding("broker", Status.FAIL, text, remedy)]
+
+
+def _checks(broker: str) -> CheckBroker:
+    """Return the checks of a broker. Raises ModuleNotFoundError if its package is not installed."""
+    if broker == "redis":
+        from timer_service.cli.doctor.redis import check_redis  # noqa: PLC0415 - an extra
+
+        return check_redis
+    from timer_service.cli.doctor.nats import check_nats  # noqa: PLC0415 - a service uses one broker
+
+    return check_nats
 
 
 async def _check_database(config: Config) -> Sequence[Finding | Skew]:

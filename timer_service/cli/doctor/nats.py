@@ -1,10 +1,9 @@
-"""Checks of the broker, with the permissions of the service's user."""
+"""Checks of a NATS server, with the permissions of the service's user."""
 
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.log import CONSUMER
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.app.login import login_options
+from timer_service.cli.doctor.exposure import check_exposure
 from timer_service.cli.doctor.finding import Finding, Skew, Status, measure_skew
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.lookup import url_without_login
@@ -33,7 +33,7 @@ _PAGE = "docs/security.md"
 Answer = Mapping[str, Any]
 
 
-async def check_broker(config: Config) -> Sequence[Finding | Skew]:
+async def check_nats(config: Config) -> Sequence[Finding | Skew]:
     """Connect, and check the server, the permissions, the streams, the consumer and the clock."""
     errors: list[str] = []
 
@@ -55,7 +55,7 @@ async def check_broker(config: Config) -> Sequence[Finding | Skew]:
     except (nats.errors.Error, OSError, StartError) as error:
         reason = errors[-1] if errors else str(error)
         text = f"cannot connect to {url_without_login(config.broker_url)}: {reason}"
-        remedy = "Check that the server runs, and check --server or TIMER_BROKER_URL, and TIMER_NATS_*."
+        remedy = "Check that the server runs, and check --server, or TIMER_BROKER_* and TIMER_NATS_*."
         return [Finding("broker", Status.FAIL, text, remedy)]
     async with client:
         return await _check_connected(client, config)
@@ -92,18 +92,6 @@ def check_server(version: tuple[int, int, int], url: str) -> Finding:
     if version[:2] < _ATOMIC_SERVER:
         return Finding("broker", Status.WARN, f"{text} has no atomic batches", "Run nats-server 2.12 or newer.")
     return Finding("broker", Status.OK, text)
-
-
-def check_exposure(host: str, *, encrypted: bool, authenticated: bool) -> Iterator[Finding]:
-    """Check whether others can read the connection or use the broker. One within this machine is not exposed."""
-    if _is_loopback(host):
-        return
-    if not encrypted:
-        text = f"the connection to {host} is not encrypted: others on the network can read passwords and data"
-        yield Finding("broker", Status.WARN, text, f"Add a tls block to the server ({_PAGE}, Encrypt the connections).")
-    if not authenticated:
-        text = f"{host} asks for no login: everyone who can connect may read, change and delete everything"
-        yield Finding("broker", Status.WARN, text, f"Run the server with deploy/nats.conf ({_PAGE}).")
 
 
 def check_rights(account: Answer | None) -> Iterator[Finding]:
@@ -203,13 +191,6 @@ def _is_permitted(subject: str, rules: Mapping[str, Any]) -> bool:
     allow, deny = rules.get("allow"), rules.get("deny") or ()
     allowed = not allow or any(covers(pattern, subject) for pattern in allow)
     return allowed and not any(covers(pattern, subject) for pattern in deny)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:
