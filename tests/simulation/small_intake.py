@@ -26,5 +26,6 @@ def small_intake(monotonic: Callable[[], float], *, most_bytes: int = waiting.MO
         patch.setattr(waiting_rows, "ROW_COMMANDS", 2)
         patch.setattr(reader, "MOST_BYTES", most_bytes)
         patch.setattr(crash_care, "GROUP_COMMANDS", 2)
+        patch.setattr(crash_care, "FEW_COMMANDS", 1)
         patch.setattr(turns, "TRANSACTION_SECONDS", math.inf)  # a history does not depend on how fast the machine is
         yield

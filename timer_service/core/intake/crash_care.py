@@ -16,6 +16,8 @@ from timer_service.core.intake.waiting_rows import WaitingRow
 from timer_service.core.ports.clock import Clock
 
 GROUP_COMMANDS = 32
+FEW_COMMANDS = 4
+"""A row with so few commands is applied one by one at once: a group would cost a command one death more."""
 _MOST_DEATHS = 2
 """How many processes may die while they apply one command alone."""
 SUSPECT_MS = 1000
@@ -62,8 +64,8 @@ class CrashCare:
         if is_first_choice and row.deaths and 0 <= age < SUSPECT_MS:  # less than 0: the clock was set back
             return []
         alone = self._alone.get(row.tenant, row.tried)
-        is_single = alone > 0 or len(row.next) <= GROUP_COMMANDS
-        chosen = 1 if is_single else GROUP_COMMANDS
+        is_single = alone > 0 or len(row.next) <= FEW_COMMANDS
+        chosen = 1 if is_single else min(len(row.next), GROUP_COMMANDS)
         row = row._replace(limit=chosen)
         self._alone[row.tenant] = max(alone - chosen, 0)
         self._survived[row.tenant] = self._survived.get(row.tenant, 0) + chosen

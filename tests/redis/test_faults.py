@@ -1,0 +1,148 @@
+"""What happens to the Redis server of a running service: all deleted, an older copy, no memory, another primary."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.harness.processes import Service
+from tests.harness.redis import RedisServer, RedisWire
+from tests.harness.waiting import until
+from timer_service.core.values.address import Address, Kind
+
+COMMAND = Address(Kind.COMMAND, "acme", "schedule-timer")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    async with RedisServer(tmp_path / "redis") as running:
+        yield running
+
+
+@pytest.fixture
+async def service(tmp_path: Path, server: RedisServer) -> AsyncIterator[Service]:
+    async with Service(tmp_path / "service", server.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def user(server: RedisServer) -> AsyncIterator[RedisWire]:
+    async with RedisWire.connect(server.url, lambda _number, _body: None) as wire:
+        yield wire
+
+
+async def schedule(user: RedisWire, call: str, seconds: float = 0) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=seconds)
+    fields = {"serviceCallId": call, "dueAt": due.isoformat(timespec="milliseconds")}
+    body = json.dumps({"type": "ScheduleTimer", "tenantId": "acme", "payload": fields}).encode()
+    await user.publish(COMMAND, body, {}, None)
+
+
+async def fired(user: RedisWire) -> list[str]:
+    return [json.loads(each.body)["payload"]["serviceCallId"] for each in await user.stored(Kind.EVENT, "acme")]
+
+
+async def until_fired(user: RedisWire, *calls: str) -> None:
+    async def all_fired() -> bool:
+        return set(calls) <= set(await fired(user))
+
+    await until(all_fired, seconds=30, pause=0.05)
+
+
+async def find(user: RedisWire, call: str) -> object:
+    return json.loads(await user.ask(Kind.QUERY, "get-timer", "acme", json.dumps({"serviceCallId": call}).encode()))
+
+
+async def test_everything_is_deleted(server: RedisServer, service: Service, user: RedisWire) -> None:
+    """After FLUSHALL, the timers that the service knows fire, new ones are scheduled, and queries are answered."""
+    await schedule(user, "known", 3)
+    await until(lambda: service_has_scheduled(service, 1))
+    await user.client.flushall()
+    await schedule(user, "new")
+    await until_fired(user, "new", "known")
+    found = await find(user, "known")
+    assert isinstance(found, dict)
+    assert found["state"] == "Reached"
+    assert "the command log is another one" in service.log.read_text()
+    await service.until_page("/readyz", 200)
+
+
+async def service_has_scheduled(service: Service, count: int) -> bool:
+    sample = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+    return await service.metric(sample) >= count
+
+
+async def test_an_older_copy_is_restored(
+    tmp_path: Path, server: RedisServer, service: Service, user: RedisWire
+) -> None:
+    """After an older copy of the files was restored, commands that are sent then are handled, and it is said."""
+    await schedule(user, "old")
+    await until_fired(user, "old")
+    await server.terminate()
+    shutil.copytree(tmp_path / "redis", tmp_path / "copy")
+    await server.start()
+    await schedule(user, "lost", 3)
+    await schedule(user, "also lost", 3)
+    await until(lambda: service_has_scheduled(service, 3))
+    await server.kill()
+    shutil.rmtree(tmp_path / "redis" / "appendonlydir")
+    shutil.copytree(tmp_path / "copy" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
+    await server.start()
+    await schedule(user, "new")
+    await until_fired(user, "new", "lost", "also lost")
+    assert "the command log is another one" in service.log.read_text()
+
+
+async def test_no_memory(server: RedisServer, service: Service, user: RedisWire) -> None:
+    """While the server has no room, events wait and the service says so. Then they are published."""
+    await schedule(user, "waits", 1.5)
+    await until(lambda: service_has_scheduled(service, 1))
+    await user.client.config_set("maxmemory", "1mb")
+    text = await service.until_page("/readyz", 503)
+    assert "the Redis server has no room" in text
+    assert (await service.page("/livez"))[0] == 200
+    await asyncio.sleep(2)  # the timer is due meanwhile
+    assert await fired(user) == []
+    await user.client.config_set("maxmemory", "0")
+    await until_fired(user, "waits")
+    await service.until_page("/readyz", 200)
+    assert await fired(user) == ["waits"]
+
+
+async def test_a_replica_is_promoted(tmp_path: Path, server: RedisServer, service: Service, user: RedisWire) -> None:
+    """A replica takes the place of its primary, without the last commands. Those that are sent then are handled."""
+    async with RedisServer(tmp_path / "replica", "--replicaof", "127.0.0.1", str(server.port)) as replica:
+        await schedule(user, "before", 4)
+        await until(lambda: service_has_scheduled(service, 1))
+        async with RedisWire.connect(replica.url, lambda _number, _body: None) as copy:
+            await until(lambda: has_commands(copy, 1))
+            await copy.client.execute_command("REPLICAOF", "NO", "ONE")
+            await schedule(user, "not copied", 4)
+            await until(lambda: service_has_scheduled(service, 2))
+            await server.kill()
+        await replica.terminate()
+    promoted = RedisServer(tmp_path / "replica", port=server.port)
+    async with promoted:
+        await schedule(user, "after")
+        await until_fired(user, "before", "not copied", "after")
+        await service.until_page("/readyz", 200)
+
+
+async def has_commands(copy: RedisWire, count: int) -> bool:
+    length: int = await copy.client.xlen("timer:cmd")
+    return length >= count
+
+
+@pytest.mark.parametrize("options", [("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")])
+async def test_a_server_that_may_delete_streams(tmp_path: Path, options: Sequence[str]) -> None:
+    """The service does not start, and says which setting is wrong."""
+    async with RedisServer(tmp_path / "redis", *options) as server:
+        service = Service(tmp_path / "service", server.url)
+        service.launch()
+        assert await service.wait() == 1
+    assert "maxmemory-policy allkeys-lru" in service.log.read_text()
