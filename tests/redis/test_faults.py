@@ -68,7 +68,7 @@ async def test_everything_is_deleted(server: RedisServer, service: Service, user
     found = await find(user, "known")
     assert isinstance(found, dict)
     assert found["state"] == "Reached"
-    assert "the command log is another one" in service.log.read_text()
+    await until(lambda: "the command log is another one" in service.log.read_text(), seconds=15)
     await service.until_page("/readyz", 200)
 
 
