@@ -125,7 +125,7 @@ async def test_a_replica_is_promoted(tmp_path: Path, server: RedisServer, servic
             await schedule(user, "not copied", 4)
             await until(lambda: service_has_scheduled(service, 2))
             await server.kill()
-        await replica.terminate()
+        await replica.kill()
     promoted = RedisServer(tmp_path / "replica", port=server.port)
     async with promoted:
         await schedule(user, "after")
