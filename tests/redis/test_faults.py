@@ -117,12 +117,13 @@ async def test_no_memory(server: RedisServer, service: Service, user: RedisWire)
 async def test_a_replica_is_promoted(tmp_path: Path, server: RedisServer, service: Service, user: RedisWire) -> None:
     """A replica takes the place of its primary, without the last commands. Those that are sent then are handled."""
     async with RedisServer(tmp_path / "replica", "--replicaof", "127.0.0.1", str(server.port)) as replica:
-        await schedule(user, "before", 4)
+        await user.client.config_set("repl-diskless-sync-delay", 0)
+        await schedule(user, "before", 10)
         await until(lambda: service_has_scheduled(service, 1))
         async with RedisWire.connect(replica.url, lambda _number, _body: None) as copy:
-            await until(lambda: has_commands(copy, 1))
+            await until(lambda: has_written_commands(copy, 1))
             await copy.client.execute_command("REPLICAOF", "NO", "ONE")
-            await schedule(user, "not copied", 4)
+            await schedule(user, "not copied", 10)
             await until(lambda: service_has_scheduled(service, 2))
             await server.kill()
         await replica.kill()
@@ -133,9 +134,12 @@ async def test_a_replica_is_promoted(tmp_path: Path, server: RedisServer, servic
         await service.until_page("/readyz", 200)
 
 
-async def has_commands(copy: RedisWire, count: int) -> bool:
+async def has_written_commands(copy: RedisWire, count: int) -> bool:
+    """Return whether a replica has commands, and has written its copy to its files."""
+    info = await copy.client.info("persistence")
+    is_writing = info["loading"] or info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
     length: int = await copy.client.xlen("timer:cmd")
-    return length >= count
+    return length >= count and not is_writing
 
 
 @pytest.mark.parametrize("options", [("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")])
