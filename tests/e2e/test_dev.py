@@ -123,7 +123,7 @@ async def test_two_services_on_a_machine(tmp_path: Path) -> None:
         with case("killed"):
             await assert_refused(mine)
         await neighbour.terminate()
-        neighbour.command += ["--nats-port", lost.rpartition(":")[2]]
+        neighbour.command += ["--broker-port", lost.rpartition(":")[2]]
         await neighbour.start()
         assert broker_of(other) == lost
         content = json.loads((mine / "dev" / "dev.json").read_text())
@@ -142,7 +142,7 @@ def new_dev(folder: Path) -> Dev:
     """Return a `dev` at a port that no other test uses, without the demo."""
     dev = Dev(folder)
     dev.command.remove("--demo")
-    dev.command += ["--nats-port", str(unused_port())]
+    dev.command += ["--broker-port", str(unused_port())]
     return dev
 
 

@@ -58,8 +58,8 @@ async def open_dev_app(
     """Open the service with an embedded broker and all its files under `data_dir`.
 
     It uses this broker and these ports, or raises `StartError` if a port is taken. Without them, it uses those of its
-    last start, or other ports if these are taken. Yields the app, its settings, and notes: ports that were taken, and unknown settings.
-    If the broker ends, the app stops, and the end of the block raises `StartError`.
+    last start, or other ports if these are taken. Yields the app, its settings, and notes: ports that were taken, and
+    unknown settings. If the broker ends, the app stops, and the end of the block raises `StartError`.
     """
     last = read_dev_server(data_dir)
     # Ignores the database in the environment: it may hold real timers.
@@ -72,8 +72,8 @@ async def open_dev_app(
     program = PROGRAMS[kind]
     last_port = last.broker_port if last and last.broker is kind else program.port
     wanted_port = broker_port or last_port
-    server_of_folder = embedded_server(program, data_dir / kind, wanted_port, or_other_port=broker_port is None)
-    async with server_of_folder as server:
+    embedded = embedded_server(program, data_dir / kind, wanted_port, or_other_port=broker_port is None)
+    async with embedded as server:
         ports = ((program.label, wanted_port, urlsplit(server.url).port), ("HTTP", http_port or last_http, http))
         moved = [(what, port, used) for what, port, used in ports if port not in {0, used}]
         notes = [f"Port {port} is in use; {what} uses {used} instead." for what, port, used in moved]

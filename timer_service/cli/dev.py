@@ -27,7 +27,10 @@ Broker = Annotated[
 BrokerPort = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, metavar="PORT", help=f"The port of the broker. {_USUAL_PORT}, or the usual port of the broker."
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help=f"The port of the broker. {_USUAL_PORT}, or the usual port of the broker.",
     ),
 ]
 HttpPort = Annotated[
