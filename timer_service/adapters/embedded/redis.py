@@ -7,8 +7,8 @@ from pathlib import Path
 from timer_service.adapters.embedded.server import HOST, Launch, Program, find_in_wheel
 from timer_service.core.values.errors import StartError
 
-# `appendfsync always`: the server writes a message to the disk before it confirms it. By default it syncs once a second.
-# The title of the process has its name, which clients can read.
+# `appendfsync always`: the server writes a message to the disk before it confirms it. By default it syncs once a
+# second. The title of the process ends with the name of the server, which clients can read.
 _SETTINGS = """\
 bind {host}
 port {port}

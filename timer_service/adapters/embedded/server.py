@@ -91,8 +91,8 @@ async def embedded_server(
             yield EmbeddedServer(launch.url, asyncio.create_task(server.wait()))
             if server.returncode is not None:
                 raise StartError(
-                    f"{program.name} has ended with code {server.returncode}. What it has acknowledged is stored: start "
-                    f"`timer-service dev` again. The end of {log}:\n{_tail(log)}"
+                    f"{program.name} has ended with code {server.returncode}. What it has acknowledged is stored: "
+                    f"start `timer-service dev` again. The end of {log}:\n{_tail(log)}"
                 )
         finally:
             our_end.close()
