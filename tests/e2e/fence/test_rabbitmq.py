@@ -195,7 +195,7 @@ async def test_service_works_with_least_privilege(tmp_path: Path, broker: Fenced
         assert event["payload"]["serviceCallId"] == "call-1"
         assert [each["outcome"] for each in received.values()] == ["scheduled"]
         await send("qry", "get-timer", b'{"serviceCallId": "call-1"}')
-        assert [each["state"] for each in (await receive(1)).values()] == ["Reached"]
+        assert [each["serviceCallId"] for each in (await receive(1)).values()] == ["call-1"]
         await send("cmd", "schedule-timer", b'{"type": "ScheduleTimer"}')
         assert "tenant-a.schedule-timer" in await receive(3)
         assert (await service.page("/readyz"))[0] == 200
