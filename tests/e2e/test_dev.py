@@ -13,22 +13,43 @@ from pathlib import Path
 import pytest
 
 from tests.harness.cases import case
+from tests.harness.installed import require
 from tests.harness.processes import Dev, unused_port
 from tests.harness.spawn import TIMER_SERVICE, spawn
 from tests.harness.waiting import until
+from timer_service.adapters.embedded import NATS, RABBITMQ, REDIS
+
+BROKERS = {
+    "nats": (NATS, "nats://127.0.0.1:"),
+    "redis": (REDIS, "redis://127.0.0.1:"),
+    "rabbitmq": (RABBITMQ, "amqp://127.0.0.1:"),
+}
 
 
 @pytest.mark.slow
-async def test_demo(tmp_path: Path) -> None:
-    """It shows a timer firing and does not use the database that the environment names."""
-    async with Dev(tmp_path, TIMER_DATABASE_URL="postgresql://user:password@127.0.0.1:1/production") as dev:
+@pytest.mark.parametrize("broker", BROKERS)
+async def test_demo(tmp_path: Path, broker: str) -> None:
+    """It shows a timer firing over each broker, and does not use the database that the environment names.
+
+    The next start without --broker has the same broker and the timers.
+    """
+    program, url = BROKERS[broker]
+    require(program)
+    settings = {"TIMER_DATABASE_URL": "postgresql://user:password@127.0.0.1:1/production"}
+    async with Dev(tmp_path, "--broker", broker, "--broker-port", str(unused_port()), **settings) as dev:
         dev.signal(signal.SIGINT)
         assert await dev.wait() == 0
-    text = dev.log.read_text()
-    assert "scheduled: a timer of tenant demo" in text
-    assert "fired:     " in text
-    assert " timers watch --server nats://127.0.0.1:" in text, "other commands do not look in this folder"
-    assert (tmp_path / "dev" / "timers.db").exists()
+        text = dev.log.read_text()
+        assert "scheduled: a timer of tenant demo" in text
+        assert "fired:     " in text
+        assert f" timers watch --server {url}" in text, "other commands do not look in this folder"
+        assert (tmp_path / "dev" / "timers.db").exists()
+        del dev.command[-4:]
+        await dev.start()
+        (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
+        done = await run(tmp_path, "timers", "list", "demo", "--json")
+        assert [each["serviceCallId"][:6] for each in json.loads(done.stdout)] == ["hello-"] * 2
+        assert broker_of(tmp_path).startswith(url)
 
 
 @pytest.mark.slow

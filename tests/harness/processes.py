@@ -152,8 +152,16 @@ class NatsServer(Server):
 class Dev(Server):
     """`timer-service dev --demo`, with its files in a folder."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
-        command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+    def __init__(self, folder: Path, *options: str, **settings: str) -> None:
+        command = [
+            sys.executable,
+            str(BIN / "timer-service"),
+            "dev",
+            "--demo",
+            "--data-dir",
+            str(folder / "dev"),
+            *options,
+        ]
         self.port = unused_port()
         super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(self.port), **settings})
 
