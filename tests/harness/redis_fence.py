@@ -36,6 +36,14 @@ class FencedRedis(Server):
         """Return the file with the password of a user."""
         return self._folder / "passwords" / user
 
+    @property
+    def service_login(self) -> dict[str, str]:
+        """Return the settings with the login of the service."""
+        return {
+            "TIMER_BROKER_USER": "timer-service",
+            "TIMER_BROKER_PASSWORD_FILE": str(self.password_file("timer-service")),
+        }
+
     @asynccontextmanager
     async def user(self, name: str) -> AsyncIterator["User"]:
         """Yield a connection of a user."""

@@ -9,6 +9,7 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from tests.harness.cases import case
+from tests.harness.cli import Cli, statuses
 from tests.harness.installed import require
 from tests.harness.processes import PATIENCE_SECONDS, Service, body
 from tests.harness.redis_fence import FencedRedis, User, programs
@@ -216,15 +217,11 @@ async def first_of(user: User, stream: str) -> dict[str, str]:
 @pytest.mark.slow
 async def test_service_works_with_least_privilege(tmp_path: Path, a: User, operator: User, broker: FencedRedis) -> None:
     """The service handles the commands and queries of a fenced tenant, fires its timer, and stores a dead letter."""
-    login = {
-        "TIMER_BROKER_USER": "timer-service",
-        "TIMER_BROKER_PASSWORD_FILE": str(broker.password_file("timer-service")),
-    }
     await operator.run("DEL", "timer:evt:tenant-a", "timer:cmd", "timer:dlq", "timer:qry", "timer:wrk")
     command = body("ScheduleTimer", "tenant-a", {"serviceCallId": "call-1", "dueAt": "2020-01-01T00:00:00Z"})
     forged = {"tenant": "tenant-b", "type": "schedule-timer"}
     async with (
-        Service(tmp_path / "service", broker.url, **login) as service,
+        Service(tmp_path / "service", broker.url, **broker.service_login) as service,
         a.listen("timer:reply:tenant-a:1") as replies,
     ):
         fields = {**forged, "body": command, "id": "1", "reply-to": "timer:reply:tenant-a:1"}
@@ -241,6 +238,10 @@ async def test_service_works_with_least_privilege(tmp_path: Path, a: User, opera
         await a.client.xadd("timer:cmd:tenant-a", {"type": "schedule-timer", "body": "no JSON", "id": "2"})
         letter = await first_of(operator, "timer:dlq")
         assert letter["tenant"] == "tenant-a"
+        cli = Cli(tmp_path, broker.url)
+        cli.settings |= broker.service_login
+        found = {name: status for name, status in (await statuses(cli, 0)).items() if status not in {"ok", "note"}}
+        assert found.keys() <= {"sqlite"}, found  # an old library
         assert (await service.page("/readyz"))[0] == 200
         assert await service.terminate() == 0
     assert "permission" not in service.log.read_text().lower()
