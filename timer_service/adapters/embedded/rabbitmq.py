@@ -16,6 +16,7 @@ _STREAM_PORT = 5552
 _SETTINGS = """\
 listeners.tcp.1 = {host}:{port}
 stream.listeners.tcp.1 = {host}:{stream_port}
+stream.advertised_host = {host}
 cluster_name = {name}
 """
 
