@@ -90,11 +90,12 @@ async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
     """Print how to use the service from another terminal, after the demo if it is wanted."""
     if demo:
         await _show_a_timer(config)
+    url = shlex.quote(config.broker_url)  # the one of RabbitMQ has a question mark
     typer.echo(
         _GUIDE.format(
             command=own_command(sys.argv[0]),
-            server="" if data_dir == DEFAULT_FOLDER else f" --server {config.broker_url}",
-            url=config.broker_url,
+            server="" if data_dir == DEFAULT_FOLDER else f" --server {url}",
+            url=url,
             client=_CLIENTS[broker_kind(config.broker_url)],
             http=f"http://{config.http_host}:{config.http_port}",
         )
