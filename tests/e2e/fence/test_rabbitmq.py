@@ -199,5 +199,10 @@ async def test_service_works_with_least_privilege(tmp_path: Path, broker: Fenced
         await send("cmd", "schedule-timer", b'{"type": "ScheduleTimer"}')
         assert "tenant-a.schedule-timer" in await receive(3)
         assert (await service.page("/readyz"))[0] == 200
+        async with broker.user("timer-service") as login_of_service:
+            for stream in ("timer.cmd.log", "timer.evt.log"):
+                with case(stream), pytest.raises(ChannelAccessRefused):
+                    async with channel(login_of_service) as tried:
+                        await tried.queue_delete(stream)
         assert await service.terminate() == 0
     assert "refused" not in service.log.read_text().lower()
