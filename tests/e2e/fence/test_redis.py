@@ -1,8 +1,10 @@
 """Tests of deploy/redis/: a tenant reaches its own commands, events and replies, and nothing else."""
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.harness.installed import require
 from tests.harness.processes import PATIENCE_SECONDS, Service, body
 from tests.harness.redis_fence import FencedRedis, User, programs
 from timer_service.adapters.embedded import REDIS
+from timer_service.client import TimerClient, TimerServiceError
 
 STREAMS = "timer:cmd", "timer:dlq", "timer:qry", "timer:wrk", "timer:log"
 FOREIGN = "timer:cmd:tenant-b", "timer:evt:tenant-b", "timer:qry:tenant-b", "timer:wrk:tenant-b"
@@ -245,3 +248,29 @@ async def test_service_works_with_least_privilege(tmp_path: Path, a: User, opera
         assert (await service.page("/readyz"))[0] == 200
         assert await service.terminate() == 0
     assert "permission" not in service.log.read_text().lower()
+
+
+@pytest.mark.slow
+async def test_tenant_uses_the_client(tmp_path: Path, operator: User, broker: FencedRedis) -> None:
+    """A tenant schedules timers, receives the outcomes, watches, consumes and queries, with the client."""
+    await operator.run("DEL", "timer:evt:tenant-a", "timer:cmd", "timer:dlq", "timer:qry", "timer:wrk")
+    password = broker.password_file("tenant-a").read_text()
+    async with (
+        Service(tmp_path / "service", broker.url, **broker.service_login) as service,
+        TimerClient.connect(broker.url, user="tenant-a", password=password, inbox_prefix="tenant-a") as client,
+    ):
+        events = client.consume("tenant-a", "app", from_start=True)
+        watched = client.timers.watch("tenant-a")
+        fired = asyncio.ensure_future(anext(watched))
+        assert (await client.timers.schedule("tenant-a", "call-1", due_in=timedelta(seconds=1))).name == "scheduled"
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await fired).raw["payload"]["serviceCallId"] == "call-1"
+            delivery = await anext(events)
+        assert delivery.event.raw["payload"]["serviceCallId"] == "call-1"
+        await delivery.ack()
+        assert (await client.timers.get("tenant-a", "call-1")) is not None
+        with pytest.raises(TimerServiceError):
+            await client.timers.schedule("tenant-b", "call-1", due_in=timedelta(seconds=1))
+        await events.aclose()
+        await watched.aclose()
+        assert await service.terminate() == 0
