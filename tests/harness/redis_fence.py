@@ -63,7 +63,7 @@ class FencedRedis(Server):
 class User:
     """A connection of a user."""
 
-    def __init__(self, client: "Redis") -> None:
+    def __init__(self, client: Any) -> None:
         self.client = client
 
     async def run(self, *words: Any) -> Any:

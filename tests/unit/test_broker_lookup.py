@@ -42,6 +42,9 @@ def listener(greeting: bytes, host: str = "127.0.0.1") -> Iterator[str]:
                     return
                 with connection:
                     connection.sendall(greeting)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1024):  # with unread bytes, the close would take the greeting back
+                        pass
 
         serving = threading.Thread(target=serve)
         serving.start()

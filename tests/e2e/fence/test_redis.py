@@ -20,11 +20,11 @@ from timer_service.client import TimerClient, TimerServiceError
 
 STREAMS = "timer:cmd", "timer:dlq", "timer:qry", "timer:wrk", "timer:log"
 FOREIGN = "timer:cmd:tenant-b", "timer:evt:tenant-b", "timer:qry:tenant-b", "timer:wrk:tenant-b"
-PUBLISHED = [
+PUBLISHED: list[tuple[str, ...]] = [
     ("XADD", key, "*", "tenant", "tenant-b", "type", "schedule-timer", "body", "{}")
     for key in (*STREAMS[:-1], *FOREIGN, "timer:evt:tenant-a", "other")
 ]
-READ = [
+READ: list[tuple[str, ...]] = [
     command
     for key in (*STREAMS[:-1], *FOREIGN, "timer:cmd:tenant-a", "timer:qry:tenant-a")
     for command in (
@@ -96,7 +96,13 @@ ADMINISTERED = [
     ("BGREWRITEAOF",),
     ("SHUTDOWN", "NOSAVE"),
 ]
-ATTACKS = {"publish": PUBLISHED, "read": READ, "drain": DRAINED, "forge": FORGED, "administer": ADMINISTERED}
+ATTACKS: dict[str, list[tuple[str, ...]]] = {
+    "publish": PUBLISHED,
+    "read": READ,
+    "drain": DRAINED,
+    "forge": FORGED,
+    "administer": ADMINISTERED,
+}
 
 
 @pytest.fixture(params=["wheel", "installed"])
@@ -272,5 +278,4 @@ async def test_tenant_uses_the_client(tmp_path: Path, operator: User, broker: Fe
         with pytest.raises(TimerServiceError):
             await client.timers.schedule("tenant-b", "call-1", due_in=timedelta(seconds=1))
         await events.aclose()
-        await watched.aclose()
         assert await service.terminate() == 0
