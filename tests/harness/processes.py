@@ -118,7 +118,11 @@ class Server(Process):
         await self._until(self._ready)
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # such as a start that takes too long
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     def _ready(self) -> bool:
