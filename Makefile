@@ -6,6 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PROJECT := --no-deps --no-build-isolation
 TOOLS := .venv-tools
 PEERS := .venv-peers
+BROKER ?= nats
 SBOM := build/sbom
 LOCK := $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 SOURCES := timer_service tests soak conftest.py benchmarks contracts deploy docs/examples requirements
@@ -19,8 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
-	@$(BIN)/timer-service dev --demo
+run: $(VENV)/.run-$(BROKER)  ## Start a broker, SQLite and the service; show a timer firing; keep serving. BROKER: nats, redis, rabbitmq.
+	@$(BIN)/timer-service dev --demo --broker $(BROKER)
 
 test: $(VENV)/.dev  ## Run the test suite, without the tests that take seconds each.
 	@$(BIN)/pytest -n 6 --dist worksteal $(ARGS)
@@ -66,7 +67,9 @@ peers: $(PEERS)/.done  ## Install the job queues that `make bench` compares the 
 
 # The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
 lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
-	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra server --extra nkeys --extra postgres --extra ui'; do \
+	@for each in dev:'--extra dev --extra speed' \
+	  run-nats:'--extra embedded' run-redis:'--extra embedded-redis' run-rabbitmq:'--extra rabbitmq --extra server --extra ui' \
+	  serve:'--extra server --extra nkeys --extra postgres --extra rabbitmq --extra redis --extra ui'; do \
 	  file=requirements/$${each%%:*}.txt; echo "Writing $$file ..."; \
 	  [ $$file = requirements/dev.txt ] && bound= || bound='-c requirements/dev.txt'; \
 	  $(LOCK) pyproject.toml --group build $${each#*:} $$bound -o $$file $(ARGS) || exit 1; \
@@ -98,13 +101,13 @@ $(BIN)/pip:
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.run: $(BIN)/pip pyproject.toml requirements/run.txt
-	@echo "Installing timer_service and nats-server into $(VENV) (first time only) ..."
-	@$(PIP) --require-hashes -r requirements/run.txt
+$(VENV)/.run-%: requirements/run-%.txt $(BIN)/pip pyproject.toml
+	@echo "Installing timer_service into $(VENV), to run it with $* (first time only) ..."
+	@$(PIP) --require-hashes -r $<
 	@$(PIP) $(PROJECT) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+$(VENV)/.dev: $(VENV)/.run-nats requirements/dev.txt
 	@echo "Installing the test tools into $(VENV) (first time only) ..."
 	@$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@

@@ -34,6 +34,8 @@ def checks(unit: Path) -> Iterator[Check]:
     yield Check("Dockerfile", ("hadolint", "--failure-threshold", "info", str(FOLDER / "Dockerfile")))
     compose = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml"))
     yield Check("compose.yaml", compose)
+    definitions = str(FOLDER / "rabbitmq" / "definitions.json")
+    yield Check("rabbitmq/definitions.json", (sys.executable, "-m", "json.tool", definitions, os.devnull))
     yield Check("kubernetes/", ("kubernetes-validate", "--strict", "--quiet", *KUBERNETES))
     yield Check("systemd/", ("systemd-analyze", "verify", "--man=no", str(unit)), silent=True)
     for name, command in PROMETHEUS.items():

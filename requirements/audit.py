@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent
-FILES = ("dev.txt", "run.txt", "serve.txt", "tools.txt")
+FILES = ("dev.txt", "run-nats.txt", "run-rabbitmq.txt", "run-redis.txt", "serve.txt", "tools.txt")
 _OPTIONS = ("--disable-pip", "--require-hashes", "--progress-spinner=off", "--format=json")
 
 

@@ -13,22 +13,43 @@ from pathlib import Path
 import pytest
 
 from tests.harness.cases import case
+from tests.harness.installed import require
 from tests.harness.processes import Dev, unused_port
 from tests.harness.spawn import TIMER_SERVICE, spawn
 from tests.harness.waiting import until
+from timer_service.adapters.embedded import NATS, RABBITMQ, REDIS
+
+BROKERS = {
+    "nats": (NATS, "nats://127.0.0.1:"),
+    "redis": (REDIS, "redis://127.0.0.1:"),
+    "rabbitmq": (RABBITMQ, "amqp://127.0.0.1:"),
+}
 
 
 @pytest.mark.slow
-async def test_demo(tmp_path: Path) -> None:
-    """It shows a timer firing and does not use the database that the environment names."""
-    async with Dev(tmp_path, TIMER_DATABASE_URL="postgresql://user:password@127.0.0.1:1/production") as dev:
+@pytest.mark.parametrize("broker", BROKERS)
+async def test_demo(tmp_path: Path, broker: str) -> None:
+    """It shows a timer firing over each broker, and does not use the database that the environment names.
+
+    The next start without --broker has the same broker and the timers.
+    """
+    program, url = BROKERS[broker]
+    require(program)
+    settings = {"TIMER_DATABASE_URL": "postgresql://user:password@127.0.0.1:1/production"}
+    async with Dev(tmp_path, "--broker", broker, "--broker-port", str(unused_port()), **settings) as dev:
         dev.signal(signal.SIGINT)
         assert await dev.wait() == 0
-    text = dev.log.read_text()
-    assert "scheduled: a timer of tenant demo" in text
-    assert "fired:     " in text
-    assert " timers watch --server nats://127.0.0.1:" in text, "other commands do not look in this folder"
-    assert (tmp_path / "dev" / "timers.db").exists()
+        text = dev.log.read_text()
+        assert "scheduled: a timer of tenant demo" in text
+        assert "fired:     " in text
+        assert f" timers watch --server {url}" in text.replace("'", ""), "other commands do not look in this folder"
+        assert (tmp_path / "dev" / "timers.db").exists()
+        del dev.command[-4:]
+        await dev.start()
+        (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
+        done = await run(tmp_path, "timers", "list", "demo", "--json")
+        assert [each["serviceCallId"][:6] for each in json.loads(done.stdout)] == ["hello-"] * 2
+        assert broker_of(tmp_path).startswith(url)
 
 
 @pytest.mark.slow
@@ -123,7 +144,7 @@ async def test_two_services_on_a_machine(tmp_path: Path) -> None:
         with case("killed"):
             await assert_refused(mine)
         await neighbour.terminate()
-        neighbour.command += ["--nats-port", lost.rpartition(":")[2]]
+        neighbour.command += ["--broker-port", lost.rpartition(":")[2]]
         await neighbour.start()
         assert broker_of(other) == lost
         content = json.loads((mine / "dev" / "dev.json").read_text())
@@ -142,7 +163,7 @@ def new_dev(folder: Path) -> Dev:
     """Return a `dev` at a port that no other test uses, without the demo."""
     dev = Dev(folder)
     dev.command.remove("--demo")
-    dev.command += ["--nats-port", str(unused_port())]
+    dev.command += ["--broker-port", str(unused_port())]
     return dev
 
 

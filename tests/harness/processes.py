@@ -118,7 +118,11 @@ class Server(Process):
         await self._until(self._ready)
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # such as a start that takes too long
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     def _ready(self) -> bool:
@@ -152,8 +156,16 @@ class NatsServer(Server):
 class Dev(Server):
     """`timer-service dev --demo`, with its files in a folder."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
-        command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+    def __init__(self, folder: Path, *options: str, **settings: str) -> None:
+        command = [
+            sys.executable,
+            str(BIN / "timer-service"),
+            "dev",
+            "--demo",
+            "--data-dir",
+            str(folder / "dev"),
+            *options,
+        ]
         self.port = unused_port()
         super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(self.port), **settings})
 

@@ -15,7 +15,7 @@ import pytest
 from tests.harness.nats_peer import scripted_peer
 from tests.harness.processes import NatsServer
 from tests.harness.rotations import Certificate, Nkey, Password
-from timer_service.adapters.embedded import embedded_nats, free_port
+from timer_service.adapters.embedded import NATS, embedded_server, free_port
 from timer_service.client.connection import connector, open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.runs import Runs
@@ -74,7 +74,7 @@ async def test_a_client_of_dev_connects_to_no_other_server(tmp_path: Path, monke
         writer.close()
 
     async with AsyncExitStack() as stack:
-        async with embedded_nats(data_dir, port) as (url, _):
+        async with embedded_server(NATS, data_dir, port) as (url, _):
             announce_dev_server(DEFAULT_FOLDER, broker_url=url, db_path=Path("db"), http_host="localhost", http_port=1)
             options = {"reconnected_cb": note, "user": "kim", "password": "secret"}
             opened = await stack.enter_async_context(open_connection(None, "user", "timer", options))
@@ -82,7 +82,7 @@ async def test_a_client_of_dev_connects_to_no_other_server(tmp_path: Path, monke
             async with await asyncio.start_server(greet, "127.0.0.1", port):
                 assert [await heard.get() for _ in range(3)] == [b"", b"", b""]
             assert not reconnected.is_set()
-            async with embedded_nats(data_dir, port):
+            async with embedded_server(NATS, data_dir, port):
                 await reconnected.wait()
                 with pytest.raises(NoAnswerError, match="no service answers"):
                     await opened.ask("acme", "get-timer", {}, 5)

@@ -42,6 +42,9 @@ def listener(greeting: bytes, host: str = "127.0.0.1") -> Iterator[str]:
                     return
                 with connection:
                     connection.sendall(greeting)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1024):  # with unread bytes, the close would take the greeting back
+                        pass
 
         serving = threading.Thread(target=serve)
         serving.start()
@@ -113,6 +116,30 @@ def test_the_default_is_the_dev_of_another_folder(monkeypatch: pytest.MonkeyPatc
     with listener(greeting("broker-1")) as url:
         monkeypatch.setattr(lookup, "DEFAULT_URL", url)
         assert str(find_broker()) == f"{url} (the default)"
+
+
+REDIS_REPLY = b"+PONG\r\n*2\r\n$19\r\nproc-title-template\r\n$20\r\n{title} %s\r\n"
+AMQP_REPLY = (
+    b"\x01\x00\x00\x00\x00\x01\xf3\x00\n\x00\n\x00\t\x00\x00\x01\xce\x0ccluster_nameS\x00\x00\x00%c%s\tcopyrightS"
+)
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_other_brokers(kind: str) -> None:
+    """A `dev` with Redis or RabbitMQ is found by the name that its broker tells. Another name is not that `dev`."""
+    (DEV / kind).mkdir()
+    name = broker_name(DEV / kind).encode()
+
+    def reply(name: bytes) -> bytes:
+        return REDIS_REPLY % name if kind == "redis" else AMQP_REPLY % (len(name), name)
+
+    scheme = {"redis": "redis", "rabbitmq": "amqp"}[kind]
+    for answer, found in ((reply(name), True), (reply(b"embedded-1-1"), False), (b"-NOAUTH\r\n", False), (b"", False)):
+        with listener(answer) as url:
+            write(os.getppid(), url.replace("nats", scheme))
+            dev = find_dev_server()
+            assert (dev is not None) is found
+            assert dev is None or (dev.broker, dev.broker_url) == (kind, url.replace("nats", scheme))
 
 
 def assert_not_running() -> None:

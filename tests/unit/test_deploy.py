@@ -15,6 +15,7 @@ FILES = [
     FOLDER / "Dockerfile",
     FOLDER / "compose.yaml",
     UNIT,
+    FOLDER / "rabbitmq" / "definitions.json",
     *sorted((FOLDER / "kubernetes").glob("*.yaml")),
     *sorted((FOLDER / "prometheus").glob("*.yml")),
 ]

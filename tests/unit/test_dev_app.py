@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from timer_service.adapters.embedded import EmbeddedServer, free_port
+from timer_service.adapters.embedded import EmbeddedServer, Program, free_port
 from timer_service.app import startup
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import announce_dev_server
+from timer_service.dev_server import BrokerKind, announce_dev_server
+
+SCHEMES = {"NATS": "nats", "Redis": "redis", "RabbitMQ": "amqp"}
 
 
 @asynccontextmanager
-async def no_server(_: Path, port: int, *, or_other_port: bool) -> AsyncIterator[EmbeddedServer]:
+async def no_server(program: Program, _: Path, port: int, *, or_other_port: bool) -> AsyncIterator[EmbeddedServer]:
     """Yield a broker that never ends, at the port that was asked for or at another one."""
     port = free_port(port) if or_other_port else port
-    yield EmbeddedServer(f"nats://127.0.0.1:{port}", asyncio.get_running_loop().create_future())
+    yield EmbeddedServer(f"{SCHEMES[program.label]}://127.0.0.1:{port}", asyncio.get_running_loop().create_future())
 
 
 @asynccontextmanager
@@ -30,7 +32,7 @@ async def no_app(_: Config) -> AsyncIterator[None]:
 @pytest.fixture(autouse=True)
 def no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(startup, "embedded_nats", no_server)
+    monkeypatch.setattr(startup, "embedded_server", no_server)
     monkeypatch.setattr(startup, "open_app", no_app)
 
 
@@ -86,8 +88,20 @@ async def test_ports_of_the_last_start(tmp_path: Path, monkeypatch: pytest.Monke
     async with startup.open_dev_app(tmp_path) as (_, config, notes):
         assert (config.broker_url, config.http_port, [each for each in notes if "Port" in each]) == (url, http, [])
     monkeypatch.setenv("TIMER_HTTP_PORT", str(nats))
-    async with startup.open_dev_app(tmp_path, nats_port=http) as (_, config, _):
+    async with startup.open_dev_app(tmp_path, broker_port=http) as (_, config, _):
         assert (config.broker_url, config.http_port) == (f"nats://127.0.0.1:{http}", nats)
+
+
+async def test_broker_of_the_last_start(tmp_path: Path) -> None:
+    """`dev` uses the broker of its last start and its port. With another broker, it uses the usual port of that one."""
+    (tmp_path / "redis").mkdir()
+    url, database = f"redis://127.0.0.1:{free_port(0)}", tmp_path / "timers.db"
+    announce_dev_server(tmp_path, broker_url=url, db_path=database, http_host="127.0.0.1", http_port=free_port(0))
+    async with startup.open_dev_app(tmp_path) as (_, config, _):
+        assert config.broker_url == url
+    async with startup.open_dev_app(tmp_path, broker=BrokerKind.RABBITMQ) as (_, config, notes):
+        assert config.broker_url.startswith("amqp://127.0.0.1:")
+        assert config.broker_url.endswith(":5672") or "Port 5672 is in use" in notes[0]
 
 
 @pytest.mark.parametrize(("value", "enabled"), [("", True), ("false", False)])

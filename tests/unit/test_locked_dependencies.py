@@ -18,9 +18,11 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = ("linux", "darwin")
 EXTRAS = {
-    "run.txt": ("server", "embedded"),
-    "serve.txt": ("server", "nkeys", "postgres", "ui"),
-    "dev.txt": ("dev", "server", "embedded", "nkeys", "postgres", "speed"),
+    "run-nats.txt": ("server", "embedded"),
+    "run-rabbitmq.txt": ("server", "rabbitmq", "ui"),
+    "run-redis.txt": ("server", "embedded-redis", "redis", "ui"),
+    "serve.txt": ("server", "nkeys", "postgres", "rabbitmq", "redis", "ui"),
+    "dev.txt": ("dev", "server", "embedded", "embedded-redis", "nkeys", "postgres", "rabbitmq", "redis", "speed"),
 }
 
 
@@ -44,7 +46,7 @@ def test_every_line_is_pinned(file: str) -> None:
         assert (hashes > 0, requirement.url) == (True, None), requirement
 
 
-@pytest.mark.parametrize("file", ["run.txt", "serve.txt"])
+@pytest.mark.parametrize("file", [name for name in EXTRAS if name != "dev.txt"])
 def test_same_versions(file: str) -> None:
     """The tests run with the versions that users install."""
     tested = locked("dev.txt")

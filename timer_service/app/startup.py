@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from timer_service.adapters.embedded import embedded_nats, free_port
+from timer_service.adapters.embedded import PROGRAMS, embedded_server, free_port
 from timer_service.adapters.tracing import Tracing
 from timer_service.app.brokers import connect_broker
 from timer_service.app.schema import bring_to_head
@@ -19,13 +19,15 @@ from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.ports.health import worst
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import BROKER_FOLDER, read_dev_server
+from timer_service.dev_server import BrokerKind, read_dev_server
 from timer_service.metrics import Metrics
 from timer_service.schedules.messages import SkipReason
 from timer_service.signals.firing_store import FIRINGS
 
-_NATS_PORT = 4222
 _CLOSE_SECONDS = 3
+
+DevApp = AbstractAsyncContextManager[tuple[App, Config, list[str]]]
+"""The app of `dev`, its settings, and notes for its user."""
 
 
 @asynccontextmanager
@@ -51,13 +53,13 @@ async def open_app(config: Config) -> AsyncIterator[App]:
 
 @asynccontextmanager
 async def open_dev_app(
-    data_dir: Path, *, nats_port: int | None = None, http_port: int | None = None
+    data_dir: Path, *, broker: BrokerKind | None = None, broker_port: int | None = None, http_port: int | None = None
 ) -> AsyncIterator[tuple[App, Config, list[str]]]:
     """Open the service with an embedded broker and all its files under `data_dir`.
 
-    It uses these ports, or raises `StartError` if one is taken. Without them, it uses the ports of its last start, or
-    others if these are taken. Yields the app, its settings, and notes: ports that were taken, and unknown settings.
-    If the broker ends, the app stops, and the end of the block raises `StartError`.
+    It uses this broker and these ports, or raises `StartError` if a port is taken. Without them, it uses those of its
+    last start, or other ports if these are taken. Yields the app, its settings, and notes: ports that were taken, and
+    unknown settings. If the broker ends, the app stops, and the end of the block raises `StartError`.
     """
     last = read_dev_server(data_dir)
     # Ignores the database in the environment: it may hold real timers.
@@ -66,10 +68,13 @@ async def open_dev_app(
     http = free_port(http_port or last_http, wanted.http_host)
     if http_port not in {None, http}:
         raise StartError(f"port {http_port} is in use: name another one with --http-port, or leave the option out")
-    last_nats = _NATS_PORT if last is None else last.broker_port
-    broker = embedded_nats(data_dir / BROKER_FOLDER, nats_port or last_nats, or_other_port=nats_port is None)
-    async with broker as server:
-        ports = (("NATS", nats_port or last_nats, urlsplit(server.url).port), ("HTTP", http_port or last_http, http))
+    kind = broker or (last.broker if last else BrokerKind.NATS)
+    program = PROGRAMS[kind]
+    last_port = last.broker_port if last and last.broker is kind else program.port
+    wanted_port = broker_port or last_port
+    embedded = embedded_server(program, data_dir / kind, wanted_port, or_other_port=broker_port is None)
+    async with embedded as server:
+        ports = ((program.label, wanted_port, urlsplit(server.url).port), ("HTTP", http_port or last_http, http))
         moved = [(what, port, used) for what, port, used in ports if port not in {0, used}]
         notes = [f"Port {port} is in use; {what} uses {used} instead." for what, port, used in moved]
         # The page is shown unless the environment forbids it: None is no answer.

@@ -9,20 +9,29 @@ from typing import Annotated
 
 import typer
 
-from timer_service.app.startup import open_dev_app
+from timer_service.app.startup import DevApp, open_dev_app
 from timer_service.cli.connection import Target, open_client
 from timer_service.cli.process import run_async, serve_until_signalled
 from timer_service.cli.resources import event_line
 from timer_service.client import find_broker
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
+from timer_service.dev_server import DEFAULT_FOLDER, BrokerKind, announce_dev_server, broker_kind, find_dev_server
 from timer_service.logs import configure_logs
 
 DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the broker and the database keep their files.")]
 _USUAL_PORT = "Default: that of the last start"
-NatsPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, metavar="PORT", help=f"The port of the broker. {_USUAL_PORT}, or 4222.")
+Broker = Annotated[
+    BrokerKind | None, typer.Option(help="The broker. Default: that of the last start, or nats.", show_default=False)
+]
+BrokerPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help=f"The port of the broker. {_USUAL_PORT}, or the usual port of the broker.",
+    ),
 ]
 HttpPort = Annotated[
     int | None,
@@ -36,22 +45,27 @@ _DEMO_DELAY = timedelta(seconds=3)
 
 
 def dev(
-    data_dir: DataDir = DEFAULT_FOLDER, nats_port: NatsPort = None, http_port: HttpPort = None, demo: Demo = False
+    data_dir: DataDir = DEFAULT_FOLDER,
+    broker: Broker = None,
+    broker_port: BrokerPort = None,
+    http_port: HttpPort = None,
+    demo: Demo = False,
 ) -> None:
-    """Run the service with its own NATS server and SQLite database.
+    """Run the service with its own broker and SQLite database.
 
-    The ports are those of the last start. A port that is taken is replaced, unless an option names it.
+    The broker and the ports are those of the last start. A port that is taken is replaced, unless an option names it.
     """
     if (running := find_dev_server(data_dir)) is not None:
         raise StartError(
             f"a `dev` already runs with its files in {data_dir} (process {running.pid}, broker {running.broker_url}). "
             "Use that one, stop it, or give another folder with --data-dir."
         )
-    run_async(_dev(data_dir, nats_port, http_port, demo=demo))
+    opened = open_dev_app(data_dir, broker=broker, broker_port=broker_port, http_port=http_port)
+    run_async(_dev(opened, data_dir, demo=demo))
 
 
-async def _dev(data_dir: Path, nats_port: int | None, http_port: int | None, *, demo: bool) -> None:
-    async with open_dev_app(data_dir, nats_port=nats_port, http_port=http_port) as (app, config, notes):
+async def _dev(opened: DevApp, data_dir: Path, *, demo: bool) -> None:
+    async with opened as (app, config, notes):
         # For people: the guide and the events are lines of text, too.
         configure_logs(config.model_copy(update={"log_format": config.log_format or "console"}))
         for note in notes:
@@ -76,11 +90,13 @@ async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
     """Print how to use the service from another terminal, after the demo if it is wanted."""
     if demo:
         await _show_a_timer(config)
+    url = shlex.quote(config.broker_url)  # the one of RabbitMQ has a question mark
     typer.echo(
         _GUIDE.format(
             command=own_command(sys.argv[0]),
-            server="" if data_dir == DEFAULT_FOLDER else f" --server {config.broker_url}",
-            url=config.broker_url,
+            server="" if data_dir == DEFAULT_FOLDER else f" --server {url}",
+            url=url,
+            client=_CLIENTS[broker_kind(config.broker_url)],
             http=f"http://{config.http_host}:{config.http_port}",
         )
     )
@@ -109,12 +125,32 @@ Serving. From another terminal in this folder (elsewhere, add --server {url}):
   {command} timers watch{server}
   {command} timers schedule acme call-1 --in 10s --data '{{"any": "json"}}'{server}
 
-or with any NATS client at {url}:
-
-  subscribe  timer.evt.v1.acme.due-time-reached
-  publish    timer.cmd.v1.acme.schedule-timer
-             {{"type": "ScheduleTimer", "tenantId": "acme", "payload":
-              {{"serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}}}
+or with any {client}
 
 Operations page {http}/ui/, metrics {http}/metrics, readiness {http}/readyz. Stop with Ctrl-C.
 """
+
+_COMMAND = """\
+{"type": "ScheduleTimer", "tenantId": "acme", "payload":
+              {"serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}"""
+_CLIENTS = {
+    BrokerKind.NATS: f"""\
+NATS client:
+
+  subscribe  timer.evt.v1.acme.due-time-reached
+  publish    timer.cmd.v1.acme.schedule-timer
+             {_COMMAND}""",
+    BrokerKind.REDIS: f"""\
+Redis client:
+
+  XREAD BLOCK 0 STREAMS timer:evt:acme $
+  XADD timer:cmd * tenant acme type schedule-timer body
+             {_COMMAND}""",
+    BrokerKind.RABBITMQ: f"""\
+AMQP client:
+
+  bind       a queue to the exchange timer.evt with the key acme.due-time-reached
+  publish    to the exchange timer.cmd with the key acme.schedule-timer
+             {_COMMAND}""",
+}
+"""What a client of each broker does to receive events and to schedule a timer."""

@@ -1,6 +1,7 @@
 """Tests of deploy/: the configuration matches the contracts, prepare.py makes a server that works, and TLS."""
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -51,10 +52,41 @@ def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("name", ["operator", "TIMERS", "Include", "two words", "a.b", ""])
-def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("broker", "users"), [("redis", "users.acl"), ("rabbitmq", "definitions.json")])
+def test_prepared_files_of_other_brokers(tmp_path: Path, broker: str, users: str) -> None:
+    """prepare.py writes hashes, no passwords. Run again, it adds tenants and changes nothing else."""
+    folder = tmp_path / "server"
+    assert prepare(folder, "--broker", broker, "tenant-a", "tenant-c").returncode == 0
+    before = (folder / users).read_text()
+    ran = prepare(folder, "--broker", broker, "tenant-c", "acme_2")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    after = (folder / users).read_text()
+    names = ["operator", "timer-service", "tenant-a", "tenant-c", "acme_2"]
+    if broker == "redis":
+        assert after.startswith(before)
+        assert re.findall(r"^user (\S+) ", after, re.MULTILINE) == ["default", *names]
+    else:
+        definitions = json.loads(after)
+        assert [each["name"] for each in definitions["users"]] == names
+        assert {each["user"] for each in definitions["topic_permissions"]} == set(names[2:])
+        assert all(each in definitions["permissions"] for each in json.loads(before)["permissions"])
+    assert "tenant-b" not in after
+    assert "$" not in re.sub(r"\$(?=\W)", "", after), "a variable is left"
+    secrets = [each.read_text() for each in (folder / "passwords").iterdir()]
+    assert (len(secrets), [each for each in secrets if each in after]) == (5, [])
+    assert {file.stat().st_mode & 0o077 for file in folder.rglob("*") if file.is_file()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("broker", "name"),
+    [
+        *(("nats", name) for name in ("operator", "TIMERS", "Include", "two words", "a.b", "")),
+        *(("redis", "default"), ("rabbitmq", "timer"), ("rabbitmq", "guest")),
+    ],
+)
+def test_prepare_refuses_names(broker: str, name: str, tmp_path: Path) -> None:
     """A name that no tenant can have is refused before anything is written."""
-    ran = prepare(tmp_path / "server", "tenant-a", name)
+    ran = prepare(tmp_path / "server", "--broker", broker, "tenant-a", name)
     assert (ran.returncode, "cannot be the name of a tenant" in ran.stderr) == (1, True)
     assert not (tmp_path / "server").exists()
 
