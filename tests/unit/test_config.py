@@ -58,7 +58,10 @@ def test_forms_of_a_value(name: str, text: str, value: object, monkeypatch: pyte
 
 
 WRONG = {
-    "BROKER_URL": ("nats://", "amqp://localhost", "localhost:4222", "nats://a,", "nats://a:99999", "nats://:4222"),
+    "BROKER_URL": (
+        *("nats://", "kafka://localhost", "localhost:4222", "nats://a,", "nats://a:99999", "nats://:4222"),
+        *("redis://a,redis://b", "nats://a,redis://b", "redis://"),
+    ),
     "DATABASE_URL": ("percent-encoded", "mysql://h/d", "postgresql://h:0/d", "postgresql://h:99999/d"),
     "POLLING_INTERVAL": ("whole number of milliseconds", "5s", "0.5", "9" * 30),
     "SHUTDOWN_TIMEOUT": ("at least 1 and at most 86400000, such as 20000", "-1", "0", "86400001"),
