@@ -31,6 +31,9 @@ _MOST_AT_ONCE = 200
 """The server counts entries, not bytes. So few are asked for at a time, and fewer if they are large."""
 _MOVED_AT_ONCE = 100
 _PAGE = 1000
+_LOOK_AT_ONCE = 1000
+"""How many commands the server looks at in one call. That takes about a millisecond."""
+_MOST_LOOKS = 1000
 _MS_DIGITS = 15
 _NS_PER_MS = 1_000_000
 _STEP_NS = 10_000
@@ -64,6 +67,21 @@ end
 return moved
 """
 
+# Looks for a command of another tenant among the next ones. Returns whether there is one, how many it looked at, and
+# the last of them.
+_FIND_OTHER = """
+local last, count = ARGV[1], 0
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '(' .. last, '+', 'COUNT', ARGV[3])) do
+  for j = 1, #entry[2], 2 do
+    if entry[2][j] == 'tenant' and entry[2][j + 1] ~= ARGV[2] then
+      return {1, count, last}
+    end
+  end
+  last, count = entry[1], count + 1
+end
+return {0, count, last}
+"""
+
 Fields = Mapping[bytes, bytes]
 
 
@@ -80,6 +98,9 @@ class RedisLog:
         self._reader = connection.new_client("timer-service-log", self._count_connect)
         """Has one connection, by which commands are read. What was lost with it shows in another number of connects."""
         self._move = self._client.register_script(_MOVE)
+        self._find_other = self._client.register_script(_FIND_OTHER)
+        self._only: tuple[str, str] = "", ""
+        """A tenant, and up to which command there are only those of this tenant behind what was read."""
         self._streams = streams
         self._buffer: deque[RawCommand] = deque()
         self._at_once = _MOST_AT_ONCE
@@ -143,12 +164,12 @@ class RedisLog:
         try:
             while await self._move_commands():
                 pass
-            identity = await self._streams.identify()
+            name = await self._streams.log_id()
             info = await self._info()
             last = await self._client.xrevrange(self._stream, info["last-generated-id"], count=1)
         except ERRORS as error:
             raise LogUnavailableError(reason_of(error)) from error
-        cursor = LogCursor(identity.log, 0, info["entries-added"])
+        cursor = LogCursor(name, 0, info["entries-added"])
         if not last:
             return cursor
         ((entry, fields),) = last
@@ -156,8 +177,24 @@ class RedisLog:
         return cursor._replace(stored_at=_stored_at(fields, place), place=place)
 
     async def has_others(self, tenant: str) -> bool:
-        """Return True: a stream does not say whose commands it has."""
-        del tenant
+        """Return whether there are commands of other tenants behind what was read. See `CommandLog`.
+
+        A stream does not say whose commands it has, so the server looks through them, page by page. The next call goes
+        on where this one has ended.
+        """
+        known, last = self._only
+        if known != tenant or _order(last) < _order(self._streams.read_until or "0-0"):
+            last = self._streams.read_until or "0-0"
+        page = _LOOK_AT_ONCE if self._at_once == _MOST_AT_ONCE else 1
+        try:
+            for _ in range(_MOST_LOOKS):
+                is_found, count, end = await self._find_other([self._stream], [last, tenant, page])
+                last = decode_text(end)
+                self._only = tenant, last
+                if is_found or count < page:
+                    return bool(is_found)
+        except ERRORS:
+            pass
         return True
 
     async def close(self) -> None:
@@ -269,7 +306,7 @@ class RedisLog:
         """Put entries into the buffer as commands."""
         for entry, fields in entries:
             self._sequence += 1
-            self._buffer.append(self._command(decode_text(entry), fields))
+            self._buffer.append(self._command(entry.decode(), fields))
 
     def _command(self, place: str, fields: Fields) -> RawCommand:
         """Return the command of an entry. What an entry lacks is empty, and the command is rejected later."""

@@ -81,26 +81,32 @@ class StreamUpkeep:
         if not self._checked.usable:
             raise StartError(str(self._checked.reason))
 
-    async def identify(self, database: str | None = None) -> Identity:
+    async def identify(self, database: str) -> Identity:
         """Return the identity of the log. `database`: to which it belongs if it belongs to none."""
         await self._look()
         pipeline = self._client.pipeline(transaction=True)
         pipeline.hsetnx(self._keys.log, "id", secrets.token_hex(8))
         pipeline.hsetnx(self._keys.log, "created", self._server_ms)
-        if database is not None:
-            pipeline.hsetnx(self._keys.log, "database", database)
+        pipeline.hsetnx(self._keys.log, "database", database)
         pipeline.hmget(self._keys.log, ["id", "created", "database"])
         name, created, owner = (await pipeline.execute())[-1]
-        if database is not None:
-            self._log_id, self.log_is_other = decode_text(name), False
-        return Identity(decode_text(name), int(created), decode_text(owner or b""))
+        self._log_id, self.log_is_other = decode_text(name), False
+        return Identity(decode_text(name), int(created), decode_text(owner))
+
+    async def log_id(self) -> str:
+        """Return the identity of the log. It gets one if it has none."""
+        found = await self._client.hget(self._keys.log, "id")
+        if found is None:
+            await self._client.hsetnx(self._keys.log, "id", secrets.token_hex(8))
+            found = await self._client.hget(self._keys.log, "id")
+        return decode_text(found or b"")
 
     async def tick(self, now: int) -> Pass:
         """Look at the server, and delete what is too old. Look again soon while there is a problem."""
         try:
             await self._look()
             if self._log_id:
-                self.log_is_other = await self._client.hget(self._keys.log, "id") != self._log_id.encode()
+                self.log_is_other = await self.log_id() != self._log_id
             if self._manage:
                 await self._delete_old()
         except ERRORS as error:  # the connection says whether the server is away
