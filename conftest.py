@@ -21,6 +21,7 @@ from tests.harness.memory_folder import memory_folder
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.postgres import SETTINGS, PostgresServer, find_programs
 from tests.harness.postgres import postgres_server as new_postgres_server
+from tests.harness.rabbitmq import RabbitServer, is_installed
 from tests.harness.stores import STORES, open_postgres, open_sqlite
 from tests.harness.timeouts import Timeouts
 from tests.harness.user_databases import UserDatabase, postgres_database, sqlite_database
@@ -107,6 +108,16 @@ def postgres_server(postgres_programs: Path) -> Iterator[PostgresServer]:
     """Yield a Postgres server for one test, which can stop and kill it."""
     with new_postgres_server(postgres_programs) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """Yield a RabbitMQ server for all tests of this process. A test may stop it: `ensure_started` starts it again."""
+    if not is_installed():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no RabbitMQ: apt-get install rabbitmq-server")
+    server = RabbitServer(tmp_path_factory.mktemp("rabbitmq"))
+    yield server
+    server.close()
 
 
 @pytest.fixture
