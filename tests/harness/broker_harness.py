@@ -1,5 +1,6 @@
 """What the tests of the port need of a broker: what users and operators can do with it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -8,6 +9,7 @@ from tests.harness.wire import Stored
 from timer_service.core.ports.broker import Broker, QueryReply
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
+from timer_service.core.values.errors import Code
 
 
 class Inbox(Protocol):
@@ -72,8 +74,8 @@ class BrokerHarness(Protocol):
         """Replace the log of commands by its backup. For the broker it is another log with the same commands."""
         ...
 
-    async def remove_commands(self, before: int) -> None:
-        """Remove the commands before a sequence, as if they had expired."""
+    async def remove_commands(self, number: int) -> None:
+        """Remove so many of the oldest commands, as if they had expired."""
         ...
 
     async def stop(self) -> None:
@@ -83,3 +85,11 @@ class BrokerHarness(Protocol):
     async def start(self) -> None:
         """Start the broker again with its stored messages. Return when the service can use it."""
         ...
+
+
+def to_reply(body: bytes) -> QueryReply:
+    """Return a reply of a broker on which an error is in the body, and nowhere else."""
+    if not body.startswith(b'{"error":'):
+        return QueryReply(body)
+    error = json.loads(body)["error"]
+    return QueryReply(body, Code(error["code"]), error["message"])

@@ -18,6 +18,7 @@ from tests.harness.memory_broker import MemoryBroker
 from tests.harness.memory_log import MemoryLog
 from tests.harness.nats_client import ignore, round_trip
 from tests.harness.processes import NatsServer
+from tests.harness.rabbit_harness import rabbit_harness
 from tests.harness.redis import redis_harness
 from tests.harness.waiting import until
 from tests.harness.wire import NatsWire, Stored
@@ -86,9 +87,8 @@ class MemoryHarness:
         commands, self.broker.stored.last_sequence = self._saved
         self.broker.stored.commands += commands
 
-    async def remove_commands(self, before: int) -> None:
-        positions = [each.position for each in self.broker.stored.commands if each.position.sequence < before]
-        self.broker.stored.remove(*positions)
+    async def remove_commands(self, number: int) -> None:
+        self.broker.stored.remove(*(each.position for each in self.broker.stored.commands[:number]))
 
     async def stop(self) -> None:
         self.broker.health, self.broker.stored.away = Health.down("stopped"), "stopped"
@@ -171,8 +171,9 @@ class NatsHarness:
         await self._js.delete_stream("TIMER_CMD")
         await restore_snapshot(self.user, self._saved)
 
-    async def remove_commands(self, before: int) -> None:
-        await self._js.purge_stream("TIMER_CMD", seq=before)
+    async def remove_commands(self, number: int) -> None:
+        first = (await self._js.stream_info("TIMER_CMD")).state.first_seq
+        await self._js.purge_stream("TIMER_CMD", seq=first + number)
 
     async def stop(self) -> None:
         await self._server.terminate()
@@ -201,5 +202,6 @@ HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManag
     "memory": _memory,
     "nats": _nats,
     "redis": redis_harness,
+    "rabbitmq": rabbit_harness,
 }
 """The functions that start an empty broker, by name. Add an entry to run all tests of the port on another broker."""

@@ -1,7 +1,6 @@
 """A real Redis server, and the `BrokerHarness` on it."""
 
 import asyncio
-import json
 import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.broker_harness import to_reply
 from tests.harness.processes import Server, unused_port
 from tests.harness.waiting import until
 from tests.harness.wire import PATIENCE_SECONDS, Receive, Stored, number_of
@@ -21,7 +21,6 @@ from timer_service.adapters.redis import RedisBroker
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
-from timer_service.core.values.errors import Code
 from timer_service.redis_client import new_client
 
 
@@ -161,7 +160,7 @@ class RedisHarness:
         return _Inbox(address, subscription)
 
     async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
-        return _to_reply(await self._wire.ask(kind, name, tenant, body))
+        return to_reply(await self._wire.ask(kind, name, tenant, body))
 
     async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
         broker = await RedisBroker.connect(self.server.url, "timer", manage_streams=True, overlap=overlap)
@@ -181,9 +180,9 @@ class RedisHarness:
         if identity:
             await self.user.hset("timer:log", mapping=identity)
 
-    async def remove_commands(self, before: int) -> None:
-        added = (await self.user.xinfo_stream("timer:cmd"))["entries-added"]
-        await self.user.xtrim("timer:cmd", maxlen=added - before + 1, approximate=False)
+    async def remove_commands(self, number: int) -> None:
+        length = await self.user.xlen("timer:cmd")
+        await self.user.xtrim("timer:cmd", maxlen=length - number, approximate=False)
 
     async def stop(self) -> None:
         await self.server.terminate()
@@ -200,14 +199,6 @@ def _to_stored(kind: Kind, tenant: str, entry: bytes, fields: Mapping[bytes, byt
     texts.pop("tenant", None)
     address = Address(kind, tenant, texts.pop("type"), texts.pop("topic", None))
     return Stored(address, texts.pop("id"), fields[b"body"], texts, int(entry.split(b"-")[0]))
-
-
-def _to_reply(body: bytes) -> QueryReply:
-    """Return a reply. An error is in its body."""
-    if not body.startswith(b'{"error":'):
-        return QueryReply(body)
-    error = json.loads(body)["error"]
-    return QueryReply(body, Code(error["code"]), error["message"])
 
 
 @asynccontextmanager

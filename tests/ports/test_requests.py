@@ -11,8 +11,10 @@ import pytest
 
 from tests.harness.broker_harness import BrokerHarness
 from tests.harness.brokers import HARNESSES, NatsHarness
+from tests.harness.rabbit_harness import RabbitHarness
 from tests.harness.raw_nats import RawMessage, RawNats
 from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.rabbitmq import RabbitBroker
 from timer_service.core.ports.broker import Broker, QueryReply, Replies, Request, RequestSubscription
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.address import Kind
@@ -107,7 +109,7 @@ async def test_instances_share_requests(harness: BrokerHarness) -> None:
     """One instance gets each request. If one stops taking requests, the other one gets all of them."""
     first, second = Instance(Kind.REQUEST), Instance(Kind.REQUEST)
     subscription = await first.serve(harness.broker)
-    other = await second_broker(harness) if isinstance(harness, NatsHarness) else None
+    other = await second_broker(harness)
     await second.serve(other or harness.broker)
     for number in range(20):
         await harness.request(Kind.REQUEST, "poll-tasks", "acme", b"%d" % number)
@@ -147,7 +149,12 @@ async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarn
         yield started
 
 
-async def second_broker(harness: NatsHarness) -> NatsBroker:
+async def second_broker(harness: BrokerHarness) -> NatsBroker | RabbitBroker | None:
+    """Return the broker of another process; None if the one of the harness can serve twice."""
+    if isinstance(harness, RabbitHarness):
+        return await harness.connect()
+    if not isinstance(harness, NatsHarness):
+        return None
     url = harness.user.connected_url
     assert url is not None
     return await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)

@@ -90,4 +90,16 @@ async def _connect_redis(config: Config) -> ServiceBroker:
     )
 
 
-_CONNECT = {"nats": _connect_nats, "redis": _connect_redis}
+async def _connect_rabbitmq(config: Config) -> ServiceBroker:
+    from timer_service.adapters.rabbitmq import RabbitBroker  # noqa: PLC0415 - an extra
+
+    return await RabbitBroker.connect(
+        config.broker_url,
+        config.subject_prefix,
+        login=partial(login_options, config),
+        manage_streams=config.manage_streams,
+        overlap=config.commands_overlap,
+    )
+
+
+_CONNECT = {"nats": _connect_nats, "redis": _connect_redis, "rabbitmq": _connect_rabbitmq}

@@ -1,0 +1,212 @@
+"""The exchanges, streams and queues of the service: created or only checked, at the start and later."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+
+from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection
+from timer_service.adapters.rabbitmq.names import Names
+from timer_service.core.due.loop import Pass
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
+from timer_service.core.values.errors import StartError
+
+log = logging.getLogger(__name__)
+
+_MAX_AGE = {Kind.COMMAND: "7D", Kind.EVENT: "7D", Kind.DEAD_LETTER: "30D"}
+STORED_KINDS = tuple(_MAX_AGE)
+"""The kinds of messages that streams store."""
+_REQUESTS = {"x-message-ttl": 10_000, "x-max-length": 10_000}
+"""The settings of a queue of requests. A client does not wait longer."""
+_AWAY = "home node"
+"""What RabbitMQ says about a queue for some time after its start, although the queue is there."""
+_AGAIN_MS = 1000
+_WAIT_SECONDS = 0.2
+_OTHER_DATABASE = (
+    "a service with another database handles the commands of stream {stream}. If both shall run, set another "
+    "TIMER_SUBJECT_PREFIX for one of them. If this database replaces the other one, stop the other service and delete "
+    "the queue {owner}: then this service handles every command that the stream still has"
+)
+
+
+class SetUp:
+    """Creates what is missing if it may, and checks it otherwise."""
+
+    def __init__(self, connection: Connection, names: Names, *, manage: bool) -> None:
+        self._connection = connection
+        self._names = names
+        self._manage = manage
+
+    async def prepare(self) -> None:
+        """Prepare all streams, at the start. Raises `StartError`, after some time if the broker does not answer."""
+        give_up_at = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        while True:
+            try:
+                await self._check_size()
+                for kind in STORED_KINDS:
+                    await self.prepare_stream(kind)
+            except ERRORS as error:
+                if isinstance(error, ChannelAccessRefused) or asyncio.get_running_loop().time() > give_up_at:
+                    raise StartError(f"RabbitMQ cannot be used: {str(error) or type(error).__name__}") from error
+                await asyncio.sleep(_WAIT_SECONDS)
+            else:
+                return
+
+    async def prepare_stream(self, kind: Kind) -> bool:
+        """Prepare the exchange and the stream of a kind. Return whether the stream was created.
+
+        Raises `StartError` with what is wrong, or one of `ERRORS` if the broker does not answer.
+        """
+        arguments = {"x-queue-type": "stream", "x-max-age": _MAX_AGE[kind]}
+        return await self._prepare(self._names.exchange(kind), "topic", self._names.stream(kind), arguments)
+
+    async def prepare_requests(self, kind: Kind) -> str:
+        """Prepare the exchange and the queue of queries, or of requests of workers. Return the name of the queue."""
+        name = self._names.exchange(kind)
+        await self._prepare(name, "topic", name, _REQUESTS)
+        return name
+
+    async def prepare_hints(self) -> None:
+        """Prepare the exchange of hints."""
+        await self._prepare(self._names.hints, "fanout")
+
+    async def claim(self, owner: str) -> None:
+        """Claim the log of commands for a database, with a queue that has its identity as a setting.
+
+        Raises `StartError` if the log belongs to another database, or one of `ERRORS`. Without a permission to create
+        that queue, nothing is claimed.
+        """
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
+        async with self._channel() as channel:
+            try:
+                await self._declare(channel, self._names.owner, arguments)
+            except ChannelPreconditionFailed as error:
+                names = {"stream": self._names.stream(Kind.COMMAND), "owner": self._names.owner}
+                raise StartError(_OTHER_DATABASE.format(**names)) from error
+            except ChannelAccessRefused as error:
+                log.warning("the log of commands is not claimed for this database", extra={"reason": str(error)})
+
+    async def _check_size(self) -> None:
+        """Raise `StartError` if the broker refuses the largest event, by a message that no queue gets."""
+        async with self._channel(confirms=True) as channel:
+            try:
+                await channel.basic_publish(bytes(MAX_MESSAGE_BYTES), routing_key=f"{self._names.prefix}.nobody")
+            except ChannelPreconditionFailed as error:
+                raise StartError(f"{error}: set max_message_size of RabbitMQ to {MAX_MESSAGE_BYTES} or more") from error
+
+    async def _prepare(
+        self, exchange: str, exchange_type: str, queue: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Prepare an exchange, and a queue bound to it. Return whether the queue was created."""
+        created = False
+        try:
+            if not await self._exists(exchange, is_queue=False):
+                async with self._channel() as channel:
+                    await channel.exchange_declare(exchange, exchange_type=exchange_type, durable=True)
+            if queue:
+                if created := not await self._exists(queue, is_queue=True):
+                    async with self._channel() as channel:
+                        await self._declare(channel, queue, arguments or {})
+                if self._manage:
+                    async with self._channel() as channel:
+                        await channel.queue_bind(queue, exchange, "#", timeout=ANSWER_SECONDS)
+        except (ChannelAccessRefused, ChannelPreconditionFailed, ChannelLockedResource) as error:
+            raise StartError(f"{queue or exchange} cannot be set up: {error}") from error
+        return created
+
+    async def _exists(self, name: str, *, is_queue: bool) -> bool:
+        """Return whether an exchange or a queue exists. Raises `StartError` if not, and it may not be created."""
+        async with self._channel() as channel:
+            try:
+                if is_queue:
+                    await channel.queue_declare(name, passive=True, timeout=ANSWER_SECONDS)
+                else:
+                    await channel.exchange_declare(name, passive=True, timeout=ANSWER_SECONDS)
+            except ChannelNotFoundEntity as error:
+                if _AWAY in str(error):
+                    raise TimeoutError(str(error)) from error
+                if not self._manage:
+                    raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None
+                return False
+        return True
+
+    @staticmethod
+    async def _declare(channel: AbstractChannel, queue: str, arguments: Mapping[str, Any]) -> None:
+        await channel.queue_declare(queue, durable=True, arguments=dict(arguments), timeout=ANSWER_SECONDS)
+
+    @asynccontextmanager
+    async def _channel(self, *, confirms: bool = False) -> AsyncIterator[AbstractChannel]:
+        """Open a channel for one step. An error of the broker closes it."""
+        channel = await self._connection.channel(confirms=confirms)
+        try:
+            yield channel
+        finally:
+            with suppress(ChannelClosed, *ERRORS):
+                await channel.close()
+
+
+class StreamUpkeep:
+    """A worker that checks the streams again, as at the start: it creates them, or only reports them.
+
+    A missing stream is created empty. The messages that it had are lost.
+    """
+
+    keeps_events_for = timedelta(days=7)
+    """How long a stream of events keeps them that this service has created. The broker tells nobody."""
+
+    def __init__(self, connection: Connection, names: Names, set_up: SetUp) -> None:
+        self._connection = connection
+        self._names = names
+        self._set_up = set_up
+        self._outages = {kind: OutageLog(part=f"stream {names.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS}
+        self._checked = dict.fromkeys(STORED_KINDS, HEALTHY)
+
+    @property
+    def health(self) -> Mapping[Kind, Health]:
+        """The health of each stream at the last check. While the broker blocks publishers, none can send commands."""
+        if self._connection.blocked:
+            return {**self._checked, Kind.COMMAND: self._connection.health}
+        return self._checked
+
+    def name(self, kind: Kind) -> str:
+        """Return the name of the stream that stores a kind."""
+        return self._names.stream(kind)
+
+    async def tick(self, now: int) -> Pass:
+        """Check every stream once, if the broker answers. Check again soon while one has a problem."""
+        if self._connection.health.usable:
+            checked = await asyncio.gather(*map(self._check, STORED_KINDS))
+            if self._connection.health.usable:  # otherwise a check without an answer shows nothing about the stream
+                self._checked = dict(zip(STORED_KINDS, checked, strict=True))
+        for kind, health in self.health.items():
+            if health.reason is None:
+                self._outages[kind].record_success()
+            else:
+                self._outages[kind].record_failure(health.reason)
+        well = all(health.reason is None for health in self.health.values())
+        return Pass(0, None if well else now + _AGAIN_MS)
+
+    async def _check(self, kind: Kind) -> Health:
+        """Prepare one stream as at the start, and return its health."""
+        name = self._names.stream(kind)
+        try:
+            if await self._set_up.prepare_stream(kind):
+                about = {"stream": name}
+                log.warning("a stream was created again; messages that only the old one had are lost", extra=about)
+        except StartError as error:
+            return Health.down(str(error))
+        except ERRORS as error:
+            return Health.down(f"RabbitMQ does not answer about stream {name}: {str(error) or type(error).__name__}")
+        return HEALTHY
