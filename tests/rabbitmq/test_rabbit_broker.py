@@ -1,0 +1,180 @@
+"""Publishing, set-up and requests on RabbitMQ: alarms, kills, missing parts and permissions."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+
+from tests.harness.builders import event
+from tests.harness.rabbit_harness import RabbitHarness
+from tests.harness.waiting import until
+from timer_service.adapters.rabbitmq import RabbitBroker
+from timer_service.core.ports.broker import PublishStatus, QueryReply, Replies, Reply, Request
+from timer_service.core.ports.health import HEALTHY
+from timer_service.core.values.address import Kind
+from timer_service.core.values.errors import StartError
+from timer_service.core.values.message import Message
+
+P, R, F, U = PublishStatus.PUBLISHED, PublishStatus.REFUSED, PublishStatus.FULL, PublishStatus.UNAVAILABLE
+
+
+async def statuses(rabbit: RabbitHarness, messages: Sequence[Message]) -> list[PublishStatus]:
+    return [result.status for result in await rabbit.broker.publish(messages)]
+
+
+@asynccontextmanager
+async def alarm(rabbit: RabbitHarness) -> AsyncIterator[None]:
+    """Let the server have too little memory."""
+    await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0.6")
+
+
+async def test_memory_alarm(rabbit: RabbitHarness) -> None:
+    """While the server has a memory alarm, it is full and says so, and replies do not wait. Afterwards it is well."""
+    inbox = await rabbit.inbox()
+    async with alarm(rabbit):
+        first = await statuses(rabbit, [event(1)])
+        second = await rabbit.broker.publish([event(2)] * 3)
+        health, streams = rabbit.broker.health, rabbit.broker.streams.health
+        async with asyncio.timeout(5):
+            await rabbit.broker.reply([Reply(inbox.address, b"x" * 1_000_000)] * 20)
+            await rabbit.broker.streams.tick(0)
+    await until(lambda: rabbit.broker.health == HEALTHY)
+    assert (first, {each.status for each in second}) == ([F], {F})
+    assert "alarm" in second[0].reason
+    assert (health.usable, streams[Kind.COMMAND].usable) == (False, False)
+    assert await statuses(rabbit, [event(3)]) == [P]
+    assert {each.id for each in await rabbit.events("acme")} >= {"event-3"}
+
+
+async def test_killed_server(rabbit: RabbitHarness) -> None:
+    """A server that is killed has every event that it has confirmed. The service connects again."""
+    assert await statuses(rabbit, [event(number) for number in range(50)]) == [P] * 50
+    await rabbit.server.kill()
+    assert await statuses(rabbit, [event(50)]) == [U]
+    await rabbit.start()
+    assert {each.id for each in await rabbit.events("acme")} == {f"event-{number}" for number in range(50)}
+    assert rabbit.broker.outages == 1
+
+
+async def test_missing_stream(rabbit: RabbitHarness, caplog: pytest.LogCaptureFixture) -> None:
+    """While the stream of events is missing, events are not published, though dead letters are, until it is created."""
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.evt.log")
+    letter = event(2)._replace(address=event(2).address._replace(kind=Kind.DEAD_LETTER))
+    found = await rabbit.broker.publish([event(1), letter])
+    assert [each.status for each in found] == [U, P]
+    assert f"stream {rabbit.prefix}.evt.log is missing" in found[0].reason
+    await rabbit.broker.streams.tick(0)
+    assert await statuses(rabbit, [event(1)]) == [P]
+    assert "a stream was created again" in caplog.text
+
+
+async def test_missing_exchange(rabbit: RabbitHarness) -> None:
+    """Without the exchange nothing is published, and the reason is that of the server. The upkeep creates it again."""
+    await (await rabbit.user.channel()).exchange_delete(f"{rabbit.prefix}.evt")
+    (result,) = await rabbit.broker.publish([event(1)])
+    assert (result.status, "no exchange" in result.reason) == (U, True)
+    await rabbit.broker.streams.tick(0)
+    assert await statuses(rabbit, [event(1)]) == [P]
+
+
+async def test_full_queue_of_a_user(rabbit: RabbitHarness) -> None:
+    """A queue of users that rejects an event makes only that event fail, as the broker has stored others."""
+    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    queue = await (await rabbit.user.channel()).declare_queue(exclusive=True, arguments=arguments)
+    await queue.bind(f"{rabbit.prefix}.evt", "full.#")
+    events = [event(1, tenant="full"), event(2, tenant="full"), event(3)]
+    assert await statuses(rabbit, events) == [P, R, P]
+    assert await statuses(rabbit, [event(4, tenant="full")]) == [F]
+
+
+async def test_only_checked(rabbit: RabbitHarness) -> None:
+    """A service that may not create streams names what is missing, at the start and later."""
+    await rabbit.connect(manage=False)
+    checked = await rabbit.connect(manage=False)
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.dlq.log")
+    with pytest.raises(StartError, match=rf"no queue '{rabbit.prefix}\.dlq\.log'.*TIMER_MANAGE_STREAMS=true"):
+        await rabbit.connect(manage=False)
+    later = await checked.streams.tick(0)
+    assert later.next_at is not None
+    assert not checked.streams.health[Kind.DEAD_LETTER].usable
+    assert checked.streams.health[Kind.EVENT] == HEALTHY
+
+
+async def test_permissions(rabbit: RabbitHarness) -> None:
+    """A wrong password and a missing permission end the start at once, with the words of the server."""
+    url = rabbit.server.url
+    with pytest.raises(StartError, match=r"refuses the login.*ACCESS_REFUSED"):
+        await rabbit.connect(url=url.replace("guest:guest", "guest:wrong"))
+    name = f"user-{rabbit.prefix}"
+    await asyncio.to_thread(rabbit.server.ctl, "add_user", name, "secret")
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.evt.log")
+    login = {"user": name, "password": "secret"}
+    for write, refused in (
+        (f"{rabbit.prefix}.*", "exchange 'amq.default'"),
+        (".*", f"queue '{rabbit.prefix}.evt.log'"),
+    ):
+        await asyncio.to_thread(rabbit.server.ctl, "set_permissions", name, "^$", write, ".*")
+        with pytest.raises(StartError, match=f"ACCESS_REFUSED - access to {re.escape(refused)} .* refused for user"):
+            await RabbitBroker.connect(url, rabbit.prefix, login=lambda: login, manage_streams=True)
+
+
+async def test_size_limit_of_the_server(rabbit: RabbitHarness) -> None:
+    """A server that refuses the largest event is refused at the start."""
+    change = "application:set_env(rabbit, max_message_size, {})."
+    await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(1000))
+    try:
+        with pytest.raises(StartError, match="set max_message_size of RabbitMQ to 1048576 or more"):
+            await rabbit.connect()
+    finally:
+        await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(134_217_728))
+
+
+class Echo:
+    """Replies to queries with their bodies."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+
+    def receive(self, request: Request) -> Replies:
+        self.received.append(request.body)
+        return [(request, QueryReply(request.body))]
+
+
+async def test_queue_of_queries_deleted(rabbit: RabbitHarness) -> None:
+    """If the queue of queries is deleted, the service creates it again and serves it."""
+    subscription = await rabbit.broker.serve(Kind.QUERY, ["get-timer"], Echo().receive)
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.qry")
+    await until(lambda: subscription.outages == 1 and subscription.health == HEALTHY)
+    assert await rabbit.request(Kind.QUERY, "get-timer", "acme", b"1") == QueryReply(b"1")
+
+
+async def test_queries_that_are_ignored(rabbit: RabbitHarness) -> None:
+    """A query is ignored that could reply to something else, or that others have passed on, or that nobody serves."""
+    echo = Echo()
+    await rabbit.broker.serve(Kind.QUERY, ["get-timer"], echo.receive)
+    exchange = f"{rabbit.prefix}.qry"
+    for reply_to in (None, f"{rabbit.prefix}.evt.log", "amq.rabbitmq.reply-to.", "amq.rabbitmq.reply-to.*"):
+        await rabbit.publish(exchange, "acme.get-timer", aio_pika.Message(b"hostile", reply_to=reply_to))
+    await rabbit.publish("", exchange, aio_pika.Message(b"hostile", reply_to="amq.rabbitmq.reply-to"))
+    await rabbit.publish(exchange, "acme.other", aio_pika.Message(b"other", reply_to="amq.rabbitmq.reply-to"))
+    assert await rabbit.request(Kind.QUERY, "get-timer", "acme", b"1") == QueryReply(b"1")
+    assert echo.received == [b"1"]
+
+
+async def test_invalid_hints(rabbit: RabbitHarness) -> None:
+    """A message on the exchange of hints that is not a valid hint is ignored."""
+    notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await rabbit.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
+    for body in (b"", b"timers", b"timers soon", b"timers -1", b"timers " + b"1" * 400, b"\xff 1x"):
+        await rabbit.publish(f"{rabbit.prefix}.wake", "", aio_pika.Message(body))
+    await rabbit.broker.hint("timers", 7)
+    async with asyncio.timeout(10):
+        assert await notified.get() == ("timers", 7)
