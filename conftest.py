@@ -111,10 +111,15 @@ def postgres_server(postgres_programs: Path) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def rabbit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
-    """Yield a RabbitMQ server for all tests of this process. A test may stop it: `ensure_started` starts it again."""
+def rabbit_programs() -> None:
+    """Skip tests without a RabbitMQ, or let them fail if CI is set."""
     if not is_installed():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no RabbitMQ: apt-get install rabbitmq-server")
+
+
+@pytest.fixture(scope="session")
+def rabbit_server(rabbit_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """Yield a RabbitMQ server for all tests of this process. A test may stop it: `ensure_started` starts it again."""
     server = RabbitServer(tmp_path_factory.mktemp("rabbitmq"))
     yield server
     server.close()

@@ -12,6 +12,8 @@ from tests.harness.backlog import Backlog
 from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
 from tests.harness.processes import NatsServer, Service
+from tests.harness.rabbit_wire import RabbitWire
+from tests.harness.rabbitmq import RabbitServer
 from tests.harness.redis import RedisServer, RedisWire
 from tests.harness.wire import PATIENCE_SECONDS, Connect, NatsWire, Stored, Wire
 from timer_service.core.values.address import Address, Kind
@@ -30,6 +32,7 @@ class RealBroker(NamedTuple):
 BROKERS: Mapping[str, RealBroker] = {
     "nats": RealBroker(lambda folder: NatsServer(folder / "nats"), NatsWire.connect),
     "redis": RealBroker(lambda folder: RedisServer(folder / "redis"), RedisWire.connect),
+    "rabbitmq": RealBroker(lambda folder: RabbitServer(folder / "rabbitmq"), RabbitWire.connect),
 }
 """The real brokers, by name."""
 

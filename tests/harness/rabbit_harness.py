@@ -8,26 +8,24 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from rstream import amqp_decoder
+from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
 from tests.harness.broker_harness import Inbox, to_reply
+from tests.harness.rabbit_wire import REPLY_TO, RabbitWire
 from tests.harness.rabbitmq import RabbitServer, remove_chunks
 from tests.harness.waiting import until
 from tests.harness.wire import Stored
 from timer_service.adapters.rabbitmq import RabbitBroker
 from timer_service.adapters.rabbitmq.server import Server
-from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, StreamConnection
+from timer_service.adapters.rabbitmq.stream import ERRORS, LAST, StreamConnection
 from timer_service.core.ports.broker import QueryReply
 from timer_service.core.ports.log import CommandLog
 from timer_service.core.values.address import Address, Kind
 
 _PREFIXES = (f"t{number}" for number in itertools.count())
-_REPLY_TO = "amq.rabbitmq.reply-to"
 _STREAM = {"x-queue-type": "stream"}
 
 
@@ -48,12 +46,11 @@ class RabbitHarness:
     def __init__(self, server: RabbitServer, prefix: str, folder: Path, stack: AsyncExitStack) -> None:
         self.server = server
         self.prefix = prefix
+        self.wire: RabbitWire
+        """The connection of a user, and another one for tests that open channels."""
         self.user: AbstractConnection
-        """The connection of a user."""
         self._folder = folder
         self._stack = stack
-        self._channel: AbstractChannel
-        self._replies: dict[str, asyncio.Future[AbstractIncomingMessage]] = {}
 
     async def open(self) -> None:
         self.broker = await self.connect()
@@ -66,30 +63,23 @@ class RabbitHarness:
         return broker
 
     async def open_user(self) -> None:
+        self.wire = await self._stack.enter_async_context(
+            RabbitWire.connect(self.server.url, lambda _number, _body: None, self.prefix)
+        )
         self.user = await aio_pika.connect(self.server.url)
         self._stack.push_async_callback(self.user.close)
-        self._channel = await self.user.channel()
-        replies = await self._channel.get_queue(_REPLY_TO, ensure=False)
-        await replies.consume(self._receive, no_ack=True)
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        others = {name: value for name, value in headers.items() if name != "Timer-Reply-To"}
-        reply_to = headers.get("Timer-Reply-To")
-        message = aio_pika.Message(body, headers=dict(others), message_id=message_id, reply_to=reply_to)
-        await self.publish(f"{self.prefix}.cmd", f"{address.tenant}.{address.message}", message)
+        await self.wire.publish(address, body, headers, message_id)
         # The broker tells the time of a message in milliseconds. Tests need another time for each.
         stored_by = time.time_ns() // 1_000_000
         await until(lambda: time.time_ns() // 1_000_000 > stored_by, pause=0.001)
 
-    async def publish(self, exchange: str, key: str, message: aio_pika.Message) -> None:
-        """Publish a message as a user. Return when the broker has confirmed it."""
-        await (await self._channel.get_exchange(exchange, ensure=False)).publish(message, key)
-
     async def events(self, tenant: str) -> Sequence[Stored]:
-        return await self._read(Kind.EVENT, tenant)
+        return await self.wire.stored(Kind.EVENT, tenant)
 
     async def dead_letters(self, tenant: str) -> Sequence[Stored]:
-        return await self._read(Kind.DEAD_LETTER, tenant)
+        return await self.wire.stored(Kind.DEAD_LETTER, tenant)
 
     async def inbox(self) -> Inbox:
         """Create an inbox. The broker chooses its address for a channel, when the channel sends a message."""
@@ -99,27 +89,22 @@ class RabbitHarness:
         async def receive(message: AbstractIncomingMessage) -> None:
             inbox.received.put_nowait(message.body)
 
-        await (await channel.get_queue(_REPLY_TO, ensure=False)).consume(receive, no_ack=True)
+        await (await channel.get_queue(REPLY_TO, ensure=False)).consume(receive, no_ack=True)
         mirror = await channel.declare_queue(exclusive=True)
-        await channel.default_exchange.publish(aio_pika.Message(b"", reply_to=_REPLY_TO), mirror.name)
+        await channel.default_exchange.publish(aio_pika.Message(b"", reply_to=REPLY_TO), mirror.name)
         message = await mirror.get(no_ack=True)
         inbox.address = message.reply_to or ""
         return inbox
 
     async def request(self, kind: Kind, name: str, tenant: str, body: bytes) -> QueryReply:
-        number = str(len(self._replies))
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        message = aio_pika.Message(body, reply_to=_REPLY_TO, correlation_id=number)
-        await self.publish(f"{self.prefix}.{kind}", f"{tenant}.{name}", message)
-        answer = await asyncio.wait_for(reply, 10)
-        return to_reply(answer.body)
+        return to_reply(await self.wire.ask(kind, name, tenant, body))
 
     async def open_log(self, overlap: timedelta = timedelta(0)) -> CommandLog:
         return (await self.connect(overlap=overlap)).log
 
     async def recreate_log(self) -> None:
-        await self._channel.queue_delete(self._log)
-        queue = await self._channel.declare_queue(self._log, durable=True, arguments=dict(_STREAM))
+        await self.wire.channel.queue_delete(self._log)
+        queue = await self.wire.channel.declare_queue(self._log, durable=True, arguments=dict(_STREAM))
         await queue.bind(f"{self.prefix}.cmd", "#")
 
     async def save_log(self) -> None:
@@ -157,7 +142,7 @@ class RabbitHarness:
 
         async def is_readable() -> bool:
             try:
-                connection = await StreamConnection.open(Server(self._stream_url), self._log)
+                connection = await StreamConnection.open(Server(self.server.url), self._log)
             except OSError:
                 return False
             try:
@@ -170,46 +155,6 @@ class RabbitHarness:
                 await connection.close()
 
         await until(is_readable, pause=0.05)
-
-    @property
-    def _stream_url(self) -> str:
-        return self.server.url
-
-    async def _receive(self, message: AbstractIncomingMessage) -> None:
-        reply = self._replies.get(message.correlation_id or "")
-        if reply is not None and not reply.done():
-            reply.set_result(message)
-
-    async def _read(self, kind: Kind, tenant: str) -> list[Stored]:
-        """Return what a stream has of a tenant."""
-        connection = await StreamConnection.open(Server(self._stream_url), f"{self.prefix}.{kind}.log")
-        chunks: list[Chunk] = []
-        try:
-            last = await connection.look(LAST)
-
-            def receive(chunk: Chunk) -> None:
-                chunks.append(chunk)
-                connection.ask_more(1)
-
-            await connection.follow(FIRST, 1, receive)
-            await until(lambda: last is None or (bool(chunks) and chunks[-1].end >= last.end))
-        finally:
-            await connection.close()
-        found = [amqp_decoder(stored) for chunk in chunks for stored in chunk.messages]
-        return [to_stored(kind, each) for each in found if _key(each).startswith(f"{tenant}.")]
-
-
-def to_stored(kind: Kind, message: Any) -> Stored:
-    """Convert a message of a stream."""
-    headers = {name.decode(): value.decode() for name, value in (message.application_properties or {}).items()}
-    return Stored(
-        Address(kind, *_key(message).split(".")), message.properties.message_id.decode(), message.body, headers
-    )
-
-
-def _key(message: Any) -> str:
-    key: str = message.message_annotations[b"x-routing-key"].decode()
-    return key
 
 
 @asynccontextmanager

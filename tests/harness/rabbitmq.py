@@ -86,6 +86,9 @@ class RabbitServer(Server):
         else:
             super().signal(number)
 
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the server and its epmd."""
         if self._process is not None and self._process.poll() is None:

@@ -162,9 +162,9 @@ async def test_queries_that_are_ignored(rabbit: RabbitHarness) -> None:
     await rabbit.broker.serve(Kind.QUERY, ["get-timer"], echo.receive)
     exchange = f"{rabbit.prefix}.qry"
     for reply_to in (None, f"{rabbit.prefix}.evt.log", "amq.rabbitmq.reply-to.", "amq.rabbitmq.reply-to.*"):
-        await rabbit.publish(exchange, "acme.get-timer", aio_pika.Message(b"hostile", reply_to=reply_to))
-    await rabbit.publish("", exchange, aio_pika.Message(b"hostile", reply_to="amq.rabbitmq.reply-to"))
-    await rabbit.publish(exchange, "acme.other", aio_pika.Message(b"other", reply_to="amq.rabbitmq.reply-to"))
+        await rabbit.wire.send(exchange, "acme.get-timer", aio_pika.Message(b"hostile", reply_to=reply_to))
+    await rabbit.wire.send("", exchange, aio_pika.Message(b"hostile", reply_to="amq.rabbitmq.reply-to"))
+    await rabbit.wire.send(exchange, "acme.other", aio_pika.Message(b"other", reply_to="amq.rabbitmq.reply-to"))
     assert await rabbit.request(Kind.QUERY, "get-timer", "acme", b"1") == QueryReply(b"1")
     assert echo.received == [b"1"]
 
@@ -174,7 +174,7 @@ async def test_invalid_hints(rabbit: RabbitHarness) -> None:
     notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     await rabbit.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
     for body in (b"", b"timers", b"timers soon", b"timers -1", b"timers " + b"1" * 400, b"\xff 1x"):
-        await rabbit.publish(f"{rabbit.prefix}.wake", "", aio_pika.Message(body))
+        await rabbit.wire.send(f"{rabbit.prefix}.wake", "", aio_pika.Message(body))
     await rabbit.broker.hint("timers", 7)
     async with asyncio.timeout(10):
         assert await notified.get() == ("timers", 7)

@@ -32,7 +32,7 @@ async def opened(rabbit: RabbitHarness) -> LogCaller:
 
 
 async def publish(rabbit: RabbitHarness, body: bytes, **properties: Any) -> None:
-    await rabbit.publish(f"{rabbit.prefix}.cmd", "acme.schedule-timer", aio_pika.Message(body, **properties))
+    await rabbit.wire.send(f"{rabbit.prefix}.cmd", "acme.schedule-timer", aio_pika.Message(body, **properties))
 
 
 async def test_properties_and_headers(rabbit: RabbitHarness) -> None:

@@ -35,7 +35,18 @@ def redis_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=[*(f"memory_{store}" for store in STORES), "nats_sqlite", "nats_postgres", "redis_sqlite"])
+@pytest.fixture(scope="session")
+def rabbitmq_sqlite(rabbit_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service"), "rabbitmq") as server:
+        yield server
+
+
+@pytest.fixture(
+    params=[
+        *(f"memory_{store}" for store in STORES),
+        *("nats_sqlite", "nats_postgres", "redis_sqlite", "rabbitmq_sqlite"),
+    ]
+)
 def stage(request: pytest.FixtureRequest) -> Stage:
     """Return each stage in turn."""
     broker, _, store = request.param.partition("_")
