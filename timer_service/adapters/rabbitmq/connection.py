@@ -104,15 +104,15 @@ class Connection:
             self._connection = connection
             if self._prepare is not None:
                 await self._prepare()
-        except (*ERRORS, StartError) as error:
+        except Exception as error:
             self._connection = None
             self.last_error = str(error) or type(error).__name__
             await connection.close()
             if isinstance(error, ProbableAuthenticationError):
                 raise StartError(f"the broker refuses the login (TIMER_BROKER_...): {error}") from error
-            if isinstance(error, StartError):
-                raise
-            return False
+            if isinstance(error, ERRORS):
+                return False
+            raise
         self.last_error, self._is_prepared = "", True
         return True
 
@@ -126,8 +126,8 @@ class Connection:
                 self._outage.record_failure(self.last_error)
             try:
                 is_connected = await self._connect()
-            except StartError as error:
-                self.last_error = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, only another attempt helps
+                self.last_error = str(error) or type(error).__name__
                 is_connected = False
             if is_connected:
                 self._outage.record_success()
