@@ -8,6 +8,7 @@ import pytest
 from tests.harness.broker_harness import BrokerHarness
 from tests.harness.builders import command_address
 from tests.harness.log_caller import MOST_BYTES, OWNER, PATIENCE_SECONDS, LogCaller, since
+from tests.harness.rabbit_harness import RabbitHarness
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError
 
 
@@ -132,14 +133,14 @@ async def test_end(harness: BrokerHarness) -> None:
 
 
 async def test_other_tenants(harness: BrokerHarness) -> None:
-    """The log knows whether it has commands of other tenants."""
+    """The log knows whether it has commands of other tenants. RabbitMQ does not, so it says that there may be some."""
     caller = await opened(harness)
     found = [await caller.log.has_others("a")]
     await send(harness, "1", "2", tenant="a")
     found += [await caller.log.has_others("a"), await caller.log.has_others("b")]
     await send(harness, "3", tenant="b")
     found += [await caller.log.has_others("a"), await caller.log.has_others("b")]
-    assert found == [False, False, True, True, True]
+    assert found == ([True] * 5 if isinstance(harness, RabbitHarness) else [False, False, True, True, True])
 
 
 # The cursor
