@@ -35,11 +35,10 @@ from timer_service.client import (
     WorkSignalFired,
 )
 from timer_service.client.connection import open_connection
+from timer_service.client.nats import subscription
 from timer_service.client.receive import attempt as attempts_module
 from timer_service.client.receive import delivery as delivery_module
-from timer_service.client.receive import subscription
 from timer_service.client.receive.filters import check_consumer
-from timer_service.client.receive.subscription import Subscription
 
 SECOND = timedelta(seconds=1)
 
@@ -407,7 +406,7 @@ async def test_deliveries_that_are_taken_without_waiting(server: NatsServer, eve
         await events.fire(str(number))
     wanted = check_consumer("acme", "orders", (), stream=None, from_start=True, ack_wait=30 * SECOND)
     async with open_connection(server.url, "user", "timer", {}) as connection:
-        source = Subscription(connection, wanted, 4)
+        source = connection.link.consume(wanted, 4)
         await source.open()
         taken = [await source.next()]
         async with asyncio.timeout(10):

@@ -9,9 +9,9 @@ from timer_service.client.checks import check_mapping, check_query
 from timer_service.client.connection import Connection, connector
 from timer_service.client.dead_letters import DeadLetters, Events
 from timer_service.client.events import Event
+from timer_service.client.link import Subscription
 from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.filters import Filter, check_consumer
-from timer_service.client.receive.subscription import Subscription
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
@@ -96,12 +96,12 @@ class TimerClient:
         Goes on after a lost connection. Raises `NoAnswerError` at the start if the stream or a permission is missing.
         """
         consumer = check_consumer(tenant, name, events, stream=stream, from_start=from_start, ack_wait=ack_wait)
-        return self._consume(Subscription(self._connection, consumer, _READ_AHEAD))
+        return self._consume(self._connection.link.consume(consumer, _READ_AHEAD))
 
-    async def _consume(self, subscription: Subscription) -> AsyncGenerator[Delivery, None]:
-        await subscription.open()
+    async def _consume(self, source: Subscription) -> AsyncGenerator[Delivery, None]:
+        await source.open()
         try:
             while True:
-                yield await subscription.next()
+                yield await source.next()
         finally:
-            await subscription.close()
+            await source.close()
