@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from timer_service.client.calls import Calls
 from timer_service.client.commands import Command, Exchange
-from timer_service.client.errors import NoAnswerError
+from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.lookup import Broker
 from timer_service.client.models import DeadLetter
 from timer_service.client.receive.delivery import Delivery
@@ -16,6 +16,9 @@ from timer_service.client.watches import Watch
 from timer_service.core.values.address import Kind
 
 _T = TypeVar("_T")
+_NATS, _REDIS = ("nats", "tls", "ws", "wss"), ("redis", "rediss", "valkey", "valkeys")
+_KINDS = {**dict.fromkeys(_NATS, "nats"), **dict.fromkeys(_REDIS, "redis")}
+"""The folder of the adapter for each scheme of a URL."""
 
 
 class Source(Protocol):
@@ -51,8 +54,8 @@ class Subscription(Source, Protocol):
 class Link(ABC):
     """A connection to a broker, which connects again by itself. Each error is a `NoAnswerError` with a reason."""
 
-    command_log: str
-    """Where the broker keeps the commands, for people."""
+    is_closed = False
+    """Whether the connection was closed for good."""
 
     def __init__(self) -> None:
         self._calls = Calls()
@@ -63,6 +66,11 @@ class Link(ABC):
     @abstractmethod
     def largest(self) -> int:
         """The bytes of the largest message, with its headers."""
+
+    @property
+    @abstractmethod
+    def command_log(self) -> str:
+        """Where the broker keeps the commands, for people."""
 
     @property
     @abstractmethod
@@ -86,7 +94,7 @@ class Link(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connection for good, as if it was lost."""
 
     @abstractmethod
     async def exchange(self, exchange: Exchange) -> None:
@@ -126,7 +134,19 @@ class Link(ABC):
 
 
 async def open_link(broker: Broker, name: str, subject_prefix: str, options: Mapping[str, Any]) -> Link:
-    """Connect to a broker of any kind. `name`: for the server. Raises `NoAnswerError`, also for a missing package."""
-    adapter = import_module("timer_service.client.nats.link")
+    """Connect to a broker of any kind. `name`: for the server. Raises `NoAnswerError`.
+
+    Raises `TimerServiceError` if its package is not installed.
+    """
+    scheme, separator, _ = broker.url.partition("://")
+    kind = _KINDS.get(scheme.lower() if separator else "nats")
+    if kind is None:
+        raise ValueError(f"url must begin with one of {', '.join(_KINDS)}")
+    try:
+        adapter = import_module(f"timer_service.client.{kind}.link")
+    except ModuleNotFoundError as error:
+        if error.name != kind:
+            raise
+        raise TimerServiceError(f'{scheme}:// needs the package {kind}: pip install "timer-service[{kind}]"') from error
     link: Link = await adapter.connect(broker, name, subject_prefix, options)
     return link

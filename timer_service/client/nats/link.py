@@ -34,7 +34,6 @@ class NatsLink(Link):
         self.client = client
         """The connection of the driver."""
         self._prefix = prefix
-        self.command_log = f"the stream {self.stream(Kind.COMMAND)}"
         self._publisher = Publisher(client, self.subject)
         self._watches = Watches(client, self.subject)
         self._dead_letters = DeadLetterStream(client, self.stream(Kind.DEAD_LETTER))
@@ -44,6 +43,11 @@ class NatsLink(Link):
     def largest(self) -> int:
         """See `Link.largest`."""
         return self.client.max_payload
+
+    @property
+    def command_log(self) -> str:
+        """See `Link.command_log`."""
+        return f"the stream {self.stream(Kind.COMMAND)}"
 
     @property
     def problem(self) -> str | None:
@@ -60,6 +64,7 @@ class NatsLink(Link):
 
     async def close(self) -> None:
         """See `Link.close`."""
+        self.is_closed = True
         self.lose()
         await self.client.close()
 
