@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.link import Link
 from timer_service.client.receive.delivery import Delivery
@@ -278,7 +279,8 @@ class GroupSubscription:
         failed = False
         while not (self._stopping.is_set() or self._link.is_closed):
             try:
-                await work()
+                with keep_cancellation():
+                    await work()
             except ERRORS as error:
                 if any(each in str(error) for each in _NO_GROUP):
                     with suppress(*ERRORS):

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.client.commands import Command, Exchange
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.link import Link, Subscription
@@ -42,6 +43,8 @@ class RedisLink(Link):
         super().__init__()
         self._client = client
         self._keys = keys
+        self._wide_pattern = f"{keys.replies}{replies}:*"
+        """The channels of all clients that use `replies`: a login can allow these, but not those of one client."""
         self._replies = f"{keys.replies}{replies}:{secrets.token_hex(8)}:"
         self._numbers = itertools.count()
         self._takers: dict[str, Callable[[bytes], None]] = {}
@@ -192,35 +195,45 @@ class RedisLink(Link):
 
     async def _receive_for_ever(self) -> None:
         """Receive replies, and connect again whenever the connection is lost."""
+        pattern = f"{self._replies}*"
         while True:
             try:
-                async with self._client.pubsub() as subscription:
-                    await subscription.psubscribe(f"{self._replies}*")
-                    await self._receive(subscription)
+                with keep_cancellation():
+                    await self._receive(pattern)
+            except NoPermissionError as error:
+                if pattern == self._wide_pattern:
+                    self._record_lost(error)
+                pattern = self._wide_pattern  # the server compares a pattern with those of the login letter by letter
             except ERRORS as error:
-                was_connected, self._problem = self._problem is None, reason_of(error)
-                if was_connected:
-                    self.lose()
-            self._tried.set()
-            await asyncio.sleep(_RECONNECT_SECONDS)
+                self._record_lost(error)
+            if self._problem is not None and self._tried.is_set():
+                await asyncio.sleep(_RECONNECT_SECONDS)
 
-    async def _receive(self, subscription: Any) -> None:
+    def _record_lost(self, error: Exception) -> None:
+        was_connected, self._problem = self._problem is None, reason_of(error)
+        self._tried.set()
+        if was_connected:
+            self.lose()
+
+    async def _receive(self, pattern: str) -> None:
         """Receive replies until the connection is lost: without any message, the server must answer a ping."""
-        was_asked = False
-        while True:
-            message = await subscription.get_message(timeout=_PING_SECONDS)
-            if message is None:
-                if was_asked:
-                    raise TimeoutError
-                await subscription.ping()
-            was_asked = message is None
-            if message is not None and message["type"] == "psubscribe":
-                self._problem = None
-                self._tried.set()
-            elif message is not None and message["type"] == "pmessage":
-                take = self._takers.get(message["channel"].decode())
-                if take is not None:
-                    take(message["data"])
+        async with self._client.pubsub() as subscription:
+            await subscription.psubscribe(pattern)
+            was_asked = False
+            while True:
+                message = await subscription.get_message(timeout=_PING_SECONDS)
+                if message is None:
+                    if was_asked:
+                        raise TimeoutError
+                    await subscription.ping()
+                was_asked = message is None
+                if message is not None and message["type"] == "psubscribe":
+                    self._problem = None
+                    self._tried.set()
+                elif message is not None and message["type"] == "pmessage":
+                    take = self._takers.get(message["channel"].decode())
+                    if take is not None:
+                        take(message["data"])
 
 
 async def connect(broker: Broker, name: str, prefix: str, options: Mapping[str, Any]) -> RedisLink:

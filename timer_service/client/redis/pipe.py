@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.core.values.parts import split
 from timer_service.redis_client import ERRORS, RedisClient
 
@@ -54,7 +55,8 @@ class Pipe:
                     each.call(pipeline)
                 results: list[Any]
                 try:
-                    results = await pipeline.execute(raise_on_error=False)
+                    with keep_cancellation():
+                        results = await pipeline.execute(raise_on_error=False)
                 except ERRORS as error:
                     results = [error] * len(part)
                 for each, result in zip(part, results, strict=True):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
+from timer_service.cancellation import keep_cancellation
 from timer_service.client.redis.pipe import Pipe
 from timer_service.client.watches import Watch
 from timer_service.core.values.address import Kind
@@ -75,7 +76,9 @@ class Watches:
                 if not self._places:
                     await asyncio.sleep(_BLOCK_MS / 1000)
                     continue
-                for key, entries in await self._client.xread(dict(self._places), _READ, _BLOCK_MS):
+                with keep_cancellation():
+                    found = await self._client.xread(dict(self._places), _READ, _BLOCK_MS)
+                for key, entries in found:
                     for _, fields in entries:
                         self._give(key, fields)
                     self._places[key] = entries[-1][0]
