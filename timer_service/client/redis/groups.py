@@ -50,7 +50,7 @@ _PLACE_SECONDS = 10.0
 ALIVE_SECONDS = 10.0
 """A process that has not read for so long has ended."""
 _FORGET_SECONDS = 24 * 3600.0
-_MOST_UNSETTLED = 10_000
+MOST_UNSETTLED = 10_000
 """Of all processes of a consumer. Events that wait for their next attempt count too."""
 _CLOSED = "the connection to the broker is closed"
 
@@ -314,9 +314,9 @@ class GroupSubscription:
         """Take events that are due again, or whose process has ended, and look at the state of the group."""
         await self._pause(LOOK_SECONDS)
         members = await self._members()
-        is_full = sum(each.pending for each in members) >= _MOST_UNSETTLED
+        is_full = sum(each.pending for each in members) >= MOST_UNSETTLED
         if is_full and not self._is_full:
-            log.warning("%s has %d events that are not settled, so no other comes", self, _MOST_UNSETTLED)
+            log.warning("%s has %d events that are not settled, so no other comes", self, MOST_UNSETTLED)
         self._is_full = is_full
         self._changed.set()
         for member in members:
@@ -326,13 +326,18 @@ class GroupSubscription:
             await self._remember_place()
 
     async def _take_over(self, name: str, wait: timedelta) -> None:
-        """Take the events that a consumer of the group has for longer than `wait`, if there is room."""
+        """Take the events that a consumer of the group has for longer than `wait`, if there is room.
+
+        Not those that are in progress here: this process has not renewed them, so others may take them.
+        """
         room = self._ahead - len(self._waiting)
         if room <= 0:
             return
         idle = _milliseconds(wait)
-        found = await self._client.xpending_range(self._key, self._group, "-", "+", room, name, idle)
-        attempts = {each["message_id"]: each["times_delivered"] + 1 for each in found}
+        most = room + len(self._held)
+        found = await self._client.xpending_range(self._key, self._group, "-", "+", most, name, idle)
+        waiting = [each for each in found if each["message_id"] not in self._held]
+        attempts = {each["message_id"]: each["times_delivered"] + 1 for each in waiting[:room]}
         if attempts:  # of two processes that claim the same event, one gets it: then it is not idle any more
             entries = await self._client.xclaim(self._key, self._group, self._me, idle, [*attempts])
             await self._take([(*each, attempts[each[0]]) for each in entries if each[0] is not None])
