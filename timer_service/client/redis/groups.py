@@ -13,6 +13,7 @@ until they reach a process of this version.
 
 import asyncio
 import logging
+import random
 import secrets
 import socket
 import time
@@ -312,7 +313,8 @@ class GroupSubscription:
 
     async def _look(self) -> None:
         """Take events that are due again, or whose process has ended, and look at the state of the group."""
-        await self._pause(LOOK_SECONDS)
+        # Not in step with others: of two versions, one would always be the first to see that an event is due.
+        await self._pause(LOOK_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
         members = await self._members()
         is_full = sum(each.pending for each in members) >= MOST_UNSETTLED
         if is_full and not self._is_full:
