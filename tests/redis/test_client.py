@@ -158,9 +158,6 @@ async def test_what_cannot_be_reached(server: RedisServer) -> None:
     with pytest.raises(ValueError, match="nkeys_seed must be left out"):
         async with TimerClient.connect(server.url, nkeys_seed="x"):
             pass
-    with pytest.raises(ValueError, match="url must begin with one of nats, "):
-        async with TimerClient.connect("http://localhost"):
-            pass
 
 
 async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,9 @@ from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.filters import Consumer
 from timer_service.client.watches import Watch
 from timer_service.core.values.address import Kind
+from timer_service.setting_types import broker_of
 
 _T = TypeVar("_T")
-_NATS, _REDIS = ("nats", "tls", "ws", "wss"), ("redis", "rediss", "valkey", "valkeys")
-_KINDS = {**dict.fromkeys(_NATS, "nats"), **dict.fromkeys(_REDIS, "redis")}
-"""The folder of the adapter for each scheme of a URL."""
 
 
 class Source(Protocol):
@@ -136,17 +134,13 @@ class Link(ABC):
 async def open_link(broker: Broker, name: str, subject_prefix: str, options: Mapping[str, Any]) -> Link:
     """Connect to a broker of any kind. `name`: for the server. Raises `NoAnswerError`.
 
-    Raises `TimerServiceError` if its package is not installed.
+    Raises `TimerServiceError` if a package is not installed.
     """
-    scheme, separator, _ = broker.url.partition("://")
-    kind = _KINDS.get(scheme.lower() if separator else "nats")
-    if kind is None:
-        raise ValueError(f"url must begin with one of {', '.join(_KINDS)}")
+    kind = broker_of(broker.url.partition(",")[0]) or "nats"  # whose driver takes other URLs too, as without a scheme
     try:
         adapter = import_module(f"timer_service.client.{kind}.link")
     except ModuleNotFoundError as error:
-        if error.name != kind:
-            raise
-        raise TimerServiceError(f'{scheme}:// needs the package {kind}: pip install "timer-service[{kind}]"') from error
+        remedy = f'pip install "timer-service[{kind}]"'
+        raise TimerServiceError(f"a client of this broker needs {error.name}: {remedy}") from error
     link: Link = await adapter.connect(broker, name, subject_prefix, options)
     return link
