@@ -169,9 +169,12 @@ async def publisher(url: str) -> AsyncIterator[Publisher]:
 
 
 @asynccontextmanager
-async def event_publisher(url: str) -> AsyncIterator[EventPublisher]:
-    """Yield a publisher of any broker. For tests without the service."""
-    if url.startswith("nats"):
+async def event_publisher(url: str, *, is_stream_there: bool = False) -> AsyncIterator[EventPublisher]:
+    """Yield a publisher of any broker. `is_stream_there`: the service has created the stream."""
+    if url.startswith("nats") and is_stream_there:
+        async with await nats.connect(url) as connection:
+            yield Publisher(connection)
+    elif url.startswith("nats"):
         async with publisher(url) as found:
             yield found
     else:

@@ -38,6 +38,7 @@ from timer_service.client.connection import open_connection
 from timer_service.client.receive import attempt as attempts_module
 from timer_service.client.receive import delivery as delivery_module
 from timer_service.client.receive.filters import check_consumer
+from timer_service.client.redis import groups
 
 SECOND = timedelta(seconds=1)
 Server = NatsServer | RedisServer
@@ -61,6 +62,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make failed events come again soon."""
     monkeypatch.setattr(delivery_module, "FIRST_DELAY", timedelta(milliseconds=20))
     monkeypatch.setattr(attempts_module, "LONGEST_DELAY", timedelta(milliseconds=50))
+    monkeypatch.setattr(groups, "LOOK_SECONDS", 0.02)
 
 
 def collecting(url: str, *, name: str = "orders", **options: Any) -> tuple[TimerApp, list[str]]:

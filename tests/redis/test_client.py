@@ -69,6 +69,19 @@ async def test_queries(server: RedisServer, peer: RedisPeer) -> None:
             await client.timers.schedule("acme", "a", DUE, data="x" * 1024 * 1024)
 
 
+async def test_unreadable_outcomes(server: RedisServer, peer: RedisPeer) -> None:
+    """What is no outcome is ignored. The client goes on to receive."""
+    bodies = ["{", "[]", "\xff", "{}", '{"commandId": 7, "outcome": []}']
+
+    peer.outcome = lambda _: None
+    async with TimerClient.connect(server.url) as client:
+        waiting = asyncio.ensure_future(client.timers.schedule("acme", "a", DUE))
+        await peer.until_commands(1)
+        for body in (*bodies, json.dumps(scheduled(peer.commands[0]))):
+            await peer.client.publish(peer.commands[0]["reply-to"], body)
+        assert (await waiting).name == "scheduled"
+
+
 async def test_watches(server: RedisServer) -> None:
     """A watch gets the events from now on, of its tenant or of all, also of a tenant whose first event comes later."""
 

@@ -13,7 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from timer_service.cancellation import keep_cancellation
 from timer_service.client.commands import Command, Exchange
-from timer_service.client.errors import NoAnswerError
+from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.link import Link, Subscription
 from timer_service.client.lookup import Broker, url_without_login
 from timer_service.client.models import DeadLetter
@@ -215,6 +215,15 @@ class RedisLink(Link):
         if was_connected:
             self.lose()
 
+    def _give(self, channel: str, body: bytes) -> None:
+        """Give a reply to the call that waits for it. Anybody can publish to its channel, so it may be anything."""
+        take = self._takers.get(channel)
+        if take is not None:
+            try:
+                take(body)
+            except TimerServiceError as error:
+                log.warning("an outcome is ignored: %s", error)
+
     async def _receive(self, pattern: str) -> None:
         """Receive replies until the connection is lost: without any message, the server must answer a ping."""
         async with self._client.pubsub() as subscription:
@@ -231,9 +240,7 @@ class RedisLink(Link):
                     self._problem = None
                     self._tried.set()
                 elif message is not None and message["type"] == "pmessage":
-                    take = self._takers.get(message["channel"].decode())
-                    if take is not None:
-                        take(message["data"])
+                    self._give(message["channel"].decode(), message["data"])
 
 
 async def connect(broker: Broker, name: str, prefix: str, options: Mapping[str, Any]) -> RedisLink:
