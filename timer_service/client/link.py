@@ -14,7 +14,7 @@ from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.filters import Consumer
 from timer_service.client.watches import Watch
 from timer_service.core.values.address import Kind
-from timer_service.setting_types import broker_of
+from timer_service.core.values.broker_url import broker_of
 
 _T = TypeVar("_T")
 
