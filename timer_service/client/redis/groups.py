@@ -47,6 +47,8 @@ _BLOCK_MS = 500
 """How long a read waits for events. A stop waits for it: what the server sends to a closed connection comes late."""
 LOOK_SECONDS = 1.0
 """How often a process looks for events that come again."""
+_MOST_READ = 100
+"""The most events of one read: the server bounds it by no size, and an event can have 1 MiB."""
 _PLACE_SECONDS = 10.0
 ALIVE_SECONDS = 10.0
 """A process that has not read for so long has ended."""
@@ -273,7 +275,7 @@ class GroupSubscription:
     async def _members(self) -> list[_Member]:
         """Return the consumers of the group."""
         found = await self._client.xinfo_consumers(self._key, self._group)
-        return [_Member(each["name"].decode(), each["pending"], each["idle"] / 1000) for each in found]
+        return [_Member(each["name"].decode(errors="replace"), each["pending"], each["idle"] / 1000) for each in found]
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do something again and again until the stop, also after errors of the server."""
@@ -308,7 +310,8 @@ class GroupSubscription:
         if self._is_full or room * 2 < self._ahead:
             await self._changed.wait()
             return
-        for _, entries in await self._client.xreadgroup(self._group, self._me, {self._key: ">"}, room, _BLOCK_MS):
+        most, place = min(room, _MOST_READ), {self._key: ">"}
+        for _, entries in await self._client.xreadgroup(self._group, self._me, place, most, _BLOCK_MS):
             await self._take([(entry_id, fields, 1) for entry_id, fields in entries])
 
     async def _look(self) -> None:
@@ -332,7 +335,7 @@ class GroupSubscription:
 
         Not those that are in progress here: this process has not renewed them, so others may take them.
         """
-        room = self._ahead - len(self._waiting)
+        room = min(self._ahead - len(self._waiting), _MOST_READ)
         if room <= 0:
             return
         idle = _milliseconds(wait)

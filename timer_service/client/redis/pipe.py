@@ -27,23 +27,35 @@ class Pipe:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._waiting: list[_Waiting] = []
+        self._results: set[asyncio.Future[Any]] = set()
+        """The results that are still to come."""
         self._sending: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def send(self, call: Call, size: int = 0) -> "asyncio.Future[Any]":
-        """Return the future result of a call. It raises one of `ERRORS`. `size`: the bytes of the call, if many."""
-        waiting = _Waiting(call, size, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        """Return the future result of a call. It raises one of `ERRORS`, and is cancelled when the pipe is closed.
+
+        `size`: the bytes of the call, if many.
+        """
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            result.cancel()
+            return result
+        self._results.add(result)
+        result.add_done_callback(self._results.discard)
+        self._waiting.append(_Waiting(call, size, result))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
-        return waiting.result
+        return result
 
     async def close(self) -> None:
         """Send no more."""
+        self._is_closed = True
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        for each in self._waiting:
-            each.result.cancel()
+        for result in list(self._results):
+            result.cancel()
 
     async def _send(self) -> None:
         """Send calls until none waits."""
