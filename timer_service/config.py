@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from timer_service.core.limits.tenant_limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.values.broker_url import broker_of
 from timer_service.core.values.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.core.values.errors import StartError
 from timer_service.setting_types import (
@@ -34,7 +35,6 @@ from timer_service.setting_types import (
     ReadableFile,
     SecretFile,
     Subject,
-    broker_of,
     is_subject,
     read_database_url,
     read_secret,

@@ -15,16 +15,11 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from timer_service.core.limits.tenant_limits import TenantLimits
+from timer_service.core.values.broker_url import broker_of
 from timer_service.core.values.budget import MIB
 from timer_service.core.values.codec import plain_words
 
 _T = TypeVar("_T")
-_BROKERS = {
-    **dict.fromkeys(("nats", "tls"), "nats"),
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
-    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
-}
-"""The broker of each scheme."""
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MOST_FILE_MIB = 1
 """The largest file with a secret, with credentials or with certificates. The certificates of a system have 0.3 MiB."""
@@ -53,15 +48,6 @@ def _broker_url(value: str) -> str:
             "TLS tls://, rediss:// or amqps://; only several URLs of NATS can be separated with commas",
         )
     return ",".join(urls)
-
-
-def broker_of(url: str) -> str | None:
-    """Return the broker that the scheme of a URL names: `nats`, `redis` or `rabbitmq`; None if the URL is none."""
-    try:
-        parts = urlsplit(url)
-        return _BROKERS.get(parts.scheme) if parts.hostname and parts.port != 0 else None
-    except ValueError:  # an impossible port or IPv6 address
-        return None
 
 
 def _is_postgres_url(url: str) -> bool:

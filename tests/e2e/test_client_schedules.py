@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE
+from tests.e2e.conftest import ON_EACH_BROKER, ON_SQLITE
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import (
     CalendarInterval,
@@ -100,6 +100,7 @@ async def test_life_of_a_schedule(client: TimerClient) -> None:
     assert [each.schedule_id async for each in schedules.list("acme")] == ["other"]
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_watch_schedules(client: TimerClient) -> None:
     """`schedules.watch` yields the slots and triggers of a schedule, and its end, and nothing of other schedules."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE
+from tests.e2e.conftest import ON_EACH_BROKER, ON_SQLITE
 from tests.e2e.test_examples import block, run
 from tests.harness import outbox_user
 from tests.harness.databases import Databases
@@ -26,6 +26,7 @@ PAGE = "docs/outbox.md"
 
 
 @pytest.mark.parametrize("kills", KILLS)
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_killed_programs(
     tmp_path: Path, broker: NatsServer, service: Service, user_database: UserDatabase, kills: int

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE, User
+from tests.e2e.conftest import ON_EACH_BROKER, ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service
-from tests.harness.receiving import Publisher
+from tests.harness.receiving import EventPublisher, event_publisher
 from tests.harness.waiting import until
 from timer_service import watchdog
 from timer_service.client import DueTimeReached, Event, ParkedEvent, TimerApp, TimerClient
 from timer_service.client.receive import attempt as attempts_module
 from timer_service.client.receive import delivery as delivery_module
+from timer_service.client.redis import groups
+from timer_service.core.values.address import Address, Kind
 
 SECOND = timedelta(seconds=1)
 NOW = timedelta()
@@ -42,8 +44,9 @@ async def client(broker: NatsServer, service: Service) -> AsyncIterator[TimerCli
 
 
 @pytest.fixture
-def events(service: Service, user: User) -> Publisher:
-    return Publisher(user.connection)
+async def events(service: Service, broker: NatsServer) -> AsyncIterator[EventPublisher]:
+    async with event_publisher(broker.url, is_stream_there=True) as found:
+        yield found
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make failed events come again soon."""
     monkeypatch.setattr(delivery_module, "FIRST_DELAY", timedelta(milliseconds=20))
     monkeypatch.setattr(attempts_module, "LONGEST_DELAY", timedelta(milliseconds=50))
+    monkeypatch.setattr(groups, "LOOK_SECONDS", 0.02)
 
 
 class Handler:
@@ -93,9 +97,14 @@ async def until_parked(client: TimerClient, number: int = 1, tenant: str = "acme
     return [each for each in whole if each is not None]
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_failures_are_tried_again(
-    broker: NatsServer, client: TimerClient, events: Publisher, short_delays: None, caplog: pytest.LogCaptureFixture
+    broker: NatsServer,
+    client: TimerClient,
+    events: EventPublisher,
+    short_delays: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A handler that fails three times is called a fourth time. The delays grow, and nothing is parked."""
     handler = Handler(failures=3)
@@ -111,9 +120,10 @@ async def test_failures_are_tried_again(
     assert await until_parked(client, 0) == []
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_a_handler_that_always_fails(
-    broker: NatsServer, client: TimerClient, cli: Cli, events: Publisher, short_delays: None
+    broker: NatsServer, client: TimerClient, cli: Cli, events: EventPublisher, short_delays: None
 ) -> None:
     """Its events are parked with the last error, and listed. One that is sent again reaches this consumer only, once.
 
@@ -152,16 +162,18 @@ async def test_a_handler_that_always_fails(
     assert await until_parked(client, 0) == []
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_what_cannot_be_read_is_parked_at_once(
-    broker: NatsServer, client: TimerClient, events: Publisher
+    broker: NatsServer, client: TimerClient, events: EventPublisher
 ) -> None:
     """The event as it is; its text if it is another tenant's, or no JSON object with an id, a type and a payload."""
     handler = Handler(failures=0)
     foreign = {"id": "a\n", "type": "", "tenantId": "other", "payload": {"x": 1}}
     async with app_with(broker, handler).running():
-        await events.send("acme.due-time-reached", b"\xff garbage")
-        await events.send("acme.due-time-reached", json.dumps(foreign).encode())
+        address = Address(Kind.EVENT, "acme", "due-time-reached")
+        await events.store(address, b"\xff garbage")
+        await events.store(address, json.dumps(foreign).encode())
         await events.publish("DueTimeReached", serviceCallId=7, name="b")
         await events.fire("c")
         await until(lambda: handler.handled == ["c"])
@@ -174,9 +186,10 @@ async def test_what_cannot_be_read_is_parked_at_once(
     assert {each.type for each in texts.values()} == {"unreadable"}
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_a_large_event_is_parked_without_its_payload(
-    broker: NatsServer, client: TimerClient, events: Publisher
+    broker: NatsServer, client: TimerClient, events: EventPublisher
 ) -> None:
     """An event that does not fit into a command is parked with its id, its type and its size."""
     async with app_with(broker, Handler(), attempts=1).running():
@@ -186,9 +199,14 @@ async def test_a_large_event_is_parked_without_its_payload(
     assert (parked.event_id, list(payload(parked))) == ("event-a", ["omitted"])
 
 
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_parking_waits_for_room(
-    broker: NatsServer, client: TimerClient, events: Publisher, short_delays: None, caplog: pytest.LogCaptureFixture
+    broker: NatsServer,
+    client: TimerClient,
+    events: EventPublisher,
+    short_delays: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """While the tenant is at its limit, an event is not acknowledged. It is tried again until it can be parked."""
     handler = Handler()
@@ -206,9 +224,10 @@ async def test_parking_waits_for_room(
 
 
 @pytest.mark.slow
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_parking_waits_for_the_service(
-    broker: NatsServer, service: Service, client: TimerClient, events: Publisher, short_delays: None
+    broker: NatsServer, service: Service, client: TimerClient, events: EventPublisher, short_delays: None
 ) -> None:
     """While the service is away, an event that cannot be parked is not acknowledged. Then it is parked once."""
     handler = Handler()
@@ -224,14 +243,14 @@ async def test_parking_waits_for_the_service(
 
 @ON_SQLITE
 async def test_an_event_without_a_handler_waits_for_a_newer_version(
-    broker: NatsServer, client: TimerClient, events: Publisher, short_delays: None
+    broker: NatsServer, client: TimerClient, events: EventPublisher, user: User, short_delays: None
 ) -> None:
     """A program that has no handler for an event of its consumer gives it back, and at last parks it."""
     handler = Handler(failures=0)
     async with app_with(broker, handler, attempts=3).running():
-        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        info = await user.js.consumer_info("TIMER_EVT", "acme~orders")
         info.config.filter_subjects = [*(info.config.filter_subjects or []), "timer.evt.v1.acme.run-completed"]
-        await events.js.add_consumer("TIMER_EVT", info.config)
+        await user.js.add_consumer("TIMER_EVT", info.config)
         await events.publish("RunCompleted", runId="r", name="r")
         (parked,) = await until_parked(client)
     assert (parked.reason, parked.attempts) == ("this program has no handler for RunCompleted", 3)
@@ -247,7 +266,7 @@ async def test_an_event_without_a_handler_waits_for_a_newer_version(
 )
 @ON_SQLITE
 async def test_handlers_that_take_long(
-    broker: NatsServer, client: TimerClient, events: Publisher, ack_wait: int, seconds: int
+    broker: NatsServer, client: TimerClient, events: EventPublisher, user: User, *, ack_wait: int, seconds: int
 ) -> None:
     """A handler, in a thread or not, may take longer than `ack_wait`, and so may the events behind it.
 
@@ -275,17 +294,18 @@ async def test_handlers_that_take_long(
             await client.timers.schedule("acme", name, due_in=NOW)
         await until(lambda: len(handled) == 4, seconds=seconds + 30)
         await events.until_acknowledged()
-        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        info = await user.js.consumer_info("TIMER_EVT", "acme~orders")
     assert info.delivered is not None
     assert (sorted(handled), info.delivered.consumer_seq) == (["a", "b", "c", "d"], 4)
 
 
 @pytest.mark.slow
+@ON_EACH_BROKER
 @ON_SQLITE
 async def test_a_handler_that_hangs(
     broker: NatsServer,
     client: TimerClient,
-    events: Publisher,
+    events: EventPublisher,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -318,7 +338,9 @@ async def test_a_handler_that_hangs(
 async def test_a_handler_that_blocks_the_loop(
     broker: NatsServer,
     client: TimerClient,
-    events: Publisher,
+    events: EventPublisher,
+    user: User,
+    *,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -335,7 +357,7 @@ async def test_a_handler_that_blocks_the_loop(
             await client.timers.schedule("acme", "a", due_in=NOW)
             await until(lambda: handled == ["a"])
         await events.until_acknowledged()
-        info = await events.js.consumer_info("TIMER_EVT", "acme~orders")
+        info = await user.js.consumer_info("TIMER_EVT", "acme~orders")
     assert "without an await; all handlers of this app wait" in caplog.text
     assert ", in block\n" in caplog.text
     assert info.delivered is not None

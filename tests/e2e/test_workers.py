@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE
+from tests.e2e.conftest import ON_EACH_BROKER, ON_SQLITE
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowEndedError
 from timer_service.worker import Context, Retry, Worker, WorkflowFunction, workflow
+
+pytestmark = ON_EACH_BROKER
 
 calls: Counter[str] = Counter()
 

@@ -1,7 +1,8 @@
-"""What a consumer of events reads: the stream of events as the service has it, or that of the service."""
+"""What a consumer of events reads: the events as the service stores them, or those of the service."""
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 
-from timer_service.core.values.address import kebab
+from timer_service.client.redis.pipe import Pipe
+from timer_service.core.values.address import Address, Kind, kebab
+from timer_service.redis_client import RedisClient, new_client
 
 AT = "2026-11-21T09:00:00.000Z"
 _PAYLOADS: dict[str, dict[str, Any]] = {
@@ -22,12 +25,8 @@ _PAYLOADS: dict[str, dict[str, Any]] = {
 }
 
 
-class Publisher:
-    """Publishes events as the service does."""
-
-    def __init__(self, connection: Client) -> None:
-        self.connection = connection
-        self.js = connection.jetstream()
+class EventPublisher(ABC):
+    """Publishes events as the service does, and knows what consumers of the tenant acme have left."""
 
     async def fire(self, name: str, data: Any = None, *, topic: str | None = None, tenant: str = "acme") -> None:
         """Publish a DueTimeReached of the timer `name`, whose id is `event-<name>`."""
@@ -44,25 +43,120 @@ class Publisher:
             "timestampMs": 1_795_240_000_000,
             "payload": {"tenantId": tenant, **_PAYLOADS[message_type], **payload},
         }
-        suffix = "" if topic is None else f".{topic}"
         if topic is not None:
             body["topic"] = topic
-        await self.send(f"{tenant}.{kebab(message_type)}{suffix}", json.dumps(body).encode())
+        await self.store(Address(Kind.EVENT, tenant, kebab(message_type), topic), json.dumps(body).encode())
 
-    async def send(self, address: str, body: bytes) -> None:
-        """Publish any message to the stream of events."""
-        await self.js.publish(f"timer.evt.v1.{address}", body)
+    @abstractmethod
+    async def store(self, address: Address, body: bytes) -> None:
+        """Store an event."""
 
+    @abstractmethod
     async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
         """Return how many events a consumer has not acknowledged, and how many it has not delivered."""
-        info = await self.js.consumer_info("TIMER_EVT", consumer)
-        return info.num_ack_pending or 0, info.num_pending or 0
+
+    @abstractmethod
+    async def wanted(self) -> set[str]:
+        """Return which events the consumer orders wants: a type, with `.` and a topic if it can have one."""
+
+    @abstractmethod
+    async def is_waiting(self) -> bool:
+        """Return whether a process of the consumer orders has room for events."""
+
+    @abstractmethod
+    async def exists(self) -> bool:
+        """Return whether the consumer orders exists."""
+
+    @abstractmethod
+    async def delete_consumer(self) -> None:
+        """Delete the consumer orders."""
+
+    @abstractmethod
+    async def replace_stream(self) -> None:
+        """Delete all events and consumers."""
 
     async def until_acknowledged(self, consumer: str = "acme~orders") -> None:
         """Wait until a consumer has acknowledged every event."""
         async with asyncio.timeout(30):
             while await self.unacknowledged(consumer) != (0, 0):
                 await asyncio.sleep(0.02)
+
+
+class Publisher(EventPublisher):
+    """Publishes events to NATS."""
+
+    def __init__(self, connection: Client) -> None:
+        self.connection = connection
+        self.js = connection.jetstream()
+
+    async def store(self, address: Address, body: bytes) -> None:
+        suffix = "" if address.topic is None else f".{address.topic}"
+        await self.send(f"{address.tenant}.{address.message}{suffix}", body)
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Publish any message to the stream of events."""
+        await self.js.publish(f"timer.evt.v1.{address}", body)
+
+    async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
+        info = await self.js.consumer_info("TIMER_EVT", consumer)
+        return info.num_ack_pending or 0, info.num_pending or 0
+
+    async def wanted(self) -> set[str]:
+        info = await self.js.consumer_info("TIMER_EVT", "acme~orders")
+        return {each.removeprefix("timer.evt.v1.acme.") for each in info.config.filter_subjects or []}
+
+    async def is_waiting(self) -> bool:
+        return bool((await self.js.consumer_info("TIMER_EVT", "acme~orders")).num_waiting)
+
+    async def exists(self) -> bool:
+        return bool(await self.js.consumers_info("TIMER_EVT"))
+
+    async def delete_consumer(self) -> None:
+        await self.js.delete_consumer("TIMER_EVT", "acme~orders")
+
+    async def replace_stream(self) -> None:
+        config = (await self.js.stream_info("TIMER_EVT")).config
+        await self.js.delete_stream("TIMER_EVT")
+        await self.js.add_stream(config)
+
+
+class RedisPublisher(EventPublisher):
+    """Publishes events to Redis."""
+
+    def __init__(self, client: RedisClient, *, room: int) -> None:
+        """`room`: how many events a process of the consumer orders holds at most."""
+        self.client = client
+        self._pipe = Pipe(client)
+        self._room = room
+
+    async def store(self, address: Address, body: bytes) -> None:
+        topic = {} if address.topic is None else {"topic": address.topic}
+        fields: Any = {"type": address.message, **topic, "body": body}
+        await self._pipe.send(lambda pipeline: pipeline.xadd(f"timer:evt:{address.tenant}", fields))
+
+    async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
+        tenant, _, name = consumer.partition("~")
+        for group in await self.client.xinfo_groups(f"timer:evt:{tenant}"):
+            if group["name"] == name.encode():
+                later = await self.client.xrange(f"timer:evt:{tenant}", b"(" + group["last-delivered-id"])
+                return group["pending"], len(later)
+        raise LookupError(consumer)
+
+    async def wanted(self) -> set[str]:
+        names = [each["name"].decode() for each in await self.client.xinfo_consumers("timer:evt:acme", "orders")]
+        return {each.removeprefix("wants ") for each in names if each.startswith("wants ")}
+
+    async def is_waiting(self) -> bool:
+        return (await self.unacknowledged())[0] < self._room
+
+    async def exists(self) -> bool:
+        return bool(await self.client.exists("timer:evt:acme"))
+
+    async def delete_consumer(self) -> None:
+        await self.client.xgroup_destroy("timer:evt:acme", "orders")
+
+    async def replace_stream(self) -> None:
+        await self.client.delete("timer:evt:acme")
 
 
 @asynccontextmanager
@@ -72,3 +166,17 @@ async def publisher(url: str) -> AsyncIterator[Publisher]:
         found = Publisher(connection)
         await found.js.add_stream(name="TIMER_EVT", subjects=["timer.evt.v1.*.>"], allow_atomic=True)
         yield found
+
+
+@asynccontextmanager
+async def event_publisher(url: str, *, is_stream_there: bool = False) -> AsyncIterator[EventPublisher]:
+    """Yield a publisher of any broker. `is_stream_there`: the service has created the stream."""
+    if url.startswith("nats") and is_stream_there:
+        async with await nats.connect(url) as connection:
+            yield Publisher(connection)
+    elif url.startswith("nats"):
+        async with publisher(url) as found:
+            yield found
+    else:
+        async with new_client(url, "publisher") as client:
+            yield RedisPublisher(client, room=3)

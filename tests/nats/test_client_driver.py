@@ -16,8 +16,9 @@ from tests.harness.nats_peer import scripted_peer
 from tests.harness.processes import NatsServer
 from tests.harness.rotations import Certificate, Nkey, Password
 from timer_service.adapters.embedded import NATS, embedded_server, free_port
-from timer_service.client.connection import connector, open_connection
+from timer_service.client.connection import Connection, connector, open_connection
 from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.nats.link import NatsLink
 from timer_service.client.runs import Runs
 from timer_service.core.values.address import Kind
 from timer_service.dev_server import DEFAULT_FOLDER, announce_dev_server
@@ -138,6 +139,11 @@ async def test_a_job_on_several_pages() -> None:
         assert [job.needs for job in found.jobs] == [[{"job": "b"}, {"job": "c"}]]
 
 
+def driver(opened: Connection) -> LastingClient:
+    assert isinstance(opened.link, NatsLink)
+    return opened.link.client
+
+
 def refuse_login(listener: socket.socket) -> bytes:
     """Accept a connection, and reset it right after the reason, as soon as it sends. Return what it sent."""
     accepted, _ = listener.accept()
@@ -206,11 +212,11 @@ async def test_a_login_that_fails_does_not_end_the_attempts(tmp_path: Path, monk
                 login = failing
                 is_unreadable = failing in UNREADABLE_LOGINS
                 before = calls
-                await opened.client.force_reconnect()
-                await until(lambda before=before: calls > before + 2 or opened.client.is_connected)  # type: ignore[misc]
-                assert opened.client.is_connected is is_unreadable, failing
+                await driver(opened).force_reconnect()
+                await until(lambda before=before: calls > before + 2 or opened.link.problem is None)  # type: ignore[misc]
+                assert (opened.link.problem is None) is is_unreadable, failing
                 login = rotation.login()
-                await until(lambda: opened.client.is_connected)
+                await until(lambda: opened.link.problem is None)
 
 
 async def test_a_refused_login_has_a_reason(
@@ -225,7 +231,7 @@ async def test_a_refused_login_has_a_reason(
 
     def reason() -> str:
         with pytest.raises(NoAnswerError) as caught:
-            opened.jetstream()
+            opened.link.check()
         return str(caught.value)
 
     async with (
@@ -238,7 +244,7 @@ async def test_a_refused_login_has_a_reason(
         rotation.file.unlink()
         await until(lambda: f"{refused}; {unread}" in reason())
         rotation.write(1)
-        await until(lambda: opened.client.is_connected)
+        await until(lambda: opened.link.problem is None)
     about = [line for line in caplog.records if line.name == "timer_service.secret_source"]
     assert len(about) == 2
     assert {line.levelno for line in about} == {logging.WARNING}
@@ -255,8 +261,8 @@ async def test_a_seed_in_a_file_of_the_driver(tmp_path: Path, monkeypatch: pytes
     ):
         rotation.write(1)
         await rotation.replace(server, 1)
-        await until(lambda: not opened.client.is_connected)
-        await until(lambda: opened.client.is_connected)
+        await until(lambda: opened.link.problem is not None)
+        await until(lambda: opened.link.problem is None)
 
 
 async def test_first_logins_that_cannot_be_used(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The login at the broker, from the settings."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from timer_service.adapters.nats.connection import Login
@@ -42,3 +43,10 @@ def redis_tls(config: Config) -> Mapping[str, Any]:
         "ssl_keyfile": config.broker_tls_key,
     }
     return {name: str(file) for name, file in files.items() if file is not None}
+
+
+def client_login(config: Config) -> Mapping[str, Any]:
+    """Return the options of a client of any broker that are a login. The files are read at each connect."""
+    if config.broker == "nats":
+        return {"login": partial(login_options, config)}
+    return {"login": partial(user_and_password, config), **redis_tls(config)}

@@ -3,12 +3,11 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from timer_service.app.login import login_options
+from timer_service.app.login import client_login
 from timer_service.cli.output import one_line
 from timer_service.cli.process import run_async
 from timer_service.client import Broker, NoAnswerError, TimerClient, find_broker
@@ -52,7 +51,7 @@ class Target(NamedTuple):
         return {
             "subject_prefix": self.config.subject_prefix,
             "inbox_prefix": self.config.reply_prefix.removesuffix("."),
-            "login": partial(login_options, self.config),
+            **client_login(self.config),
         }
 
 

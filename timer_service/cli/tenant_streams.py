@@ -45,7 +45,12 @@ _T = TypeVar("_T")
 async def as_operator(
     config: Config, set_up: Callable[[Client, Subjects, Sequence[str]], Awaitable[_T]], tenants: Sequence[str]
 ) -> _T:
-    """Call `set_up` with a client that has the login of the settings."""
+    """Call `set_up` with a client that has the login of the settings. Raises `StartError` for another broker."""
+    if config.broker != "nats":
+        raise StartError(
+            "TIMER_BROKER_URL: only tenants at NATS have streams to set up. At Redis each tenant has a stream of "
+            f"events, and one for its commands if it is in the set {config.subject_prefix}:tenants"
+        )
     connection = Connection("timer-service tenants", unsent_bytes=_UNSENT_BYTES)
     await connection.open(config.broker_url, partial(login_options, config))
     try:

@@ -4,18 +4,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from nats.aio.client import Client
-
 from timer_service.cancellation import keep_cancellation
 from timer_service.client.errors import NoAnswerError
 
 _T = TypeVar("_T")
-
-
-def check_connected(client: Client) -> None:
-    """Raise `NoAnswerError`, with the reason that the driver has met last, if a client is not connected."""
-    if not client.is_connected:
-        raise NoAnswerError(": ".join(filter(None, ["not connected to the broker", str(client.last_error or "")])))
 
 
 class Calls:

@@ -59,7 +59,8 @@ def find_broker(url: str | None = None) -> Broker:
 def url_without_login(urls: str) -> str:
     """Return broker URLs without users and passwords. If one of them has a login, return only the last URL."""
     # Not with a parser: it would take the wrong part of a password that contains one of the characters /#?,
-    return urls if "@" not in urls else f"nats://{urls.rpartition('@')[2]}"
+    scheme, separator, _ = urls.partition("://")
+    return urls if "@" not in urls else f"{scheme if separator else 'nats'}://{urls.rpartition('@')[2]}"
 
 
 def _find_variable(values: Mapping[str, str | None]) -> str | None:

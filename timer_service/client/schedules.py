@@ -17,7 +17,6 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
-from timer_service.client.connection import with_topics
 from timer_service.client.events import ScheduleBackfilled, ScheduleEnded, ScheduleFired, ScheduleSkipped
 from timer_service.client.models import UNSET, CalendarInterval, Outcome, Schedule
 from timer_service.client.names import CalendarUnit, CatchUpPolicy, ScheduleStatus
@@ -195,7 +194,7 @@ class Schedules(Resource):
         With `schedule_id`, only events of the schedules with this id. See `Timers.watch`.
         """
         about = {} if schedule_id is None else self._key(schedule_id)
-        names = (*with_topics("schedule-fired"), "schedule-skipped", "schedule-ended", "schedule-backfilled")
+        names = ("schedule-fired", "schedule-skipped", "schedule-ended", "schedule-backfilled")
         return self._connection.events(tenant, *names, about=about)
 
 

@@ -9,9 +9,9 @@ from timer_service.client.checks import check_mapping, check_query
 from timer_service.client.connection import Connection, connector
 from timer_service.client.dead_letters import DeadLetters, Events
 from timer_service.client.events import Event
+from timer_service.client.link import Subscription
 from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.filters import Filter, check_consumer
-from timer_service.client.receive.subscription import Subscription
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
@@ -23,7 +23,7 @@ _READ_AHEAD = 10
 
 
 class TimerClient:
-    """A client of the service over one NATS connection. Create it with `TimerClient.connect`.
+    """A client of the service over a connection to its broker. Create it with `TimerClient.connect`.
 
     Every method checks its arguments first and raises ValueError with the name of a wrong argument. A command or query
     raises `NoAnswerError` if there is no answer within `timeout_seconds`. The service may still handle the command
@@ -62,11 +62,12 @@ class TimerClient:
     ) -> AsyncIterator["TimerClient"]:
         """Connect to a broker, and close the connection at the end of the block.
 
-        `url` may be several URLs with commas between them. Without it, the client uses the broker that `find_broker`
-        returns, and no other one in its place. `options` go to `nats.connect`: `user` and `password`,
-        `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Instead of these, `login` can be a function that returns
-        a dictionary of them. It is called in a thread at each connect, so it can read files again. Raises
-        `NoAnswerError` if no server answers.
+        Its scheme names the broker; several URLs of NATS may have commas between them. Without `url`, the client uses
+        the broker that `find_broker` returns, and no other one in its place. `options` of every broker are `user` and
+        `password`, or `login`: a function that returns a dictionary of them. It is called in a thread at each connect,
+        so it can read files again. NATS also has `token`, `nkeys_seed_str`, `user_credentials`, `tls` and the other
+        options of `nats.connect`, and Redis `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`. Raises `NoAnswerError` if
+        no server answers.
         """
         async with connector("timer-client", url, subject_prefix, inbox_prefix, options)() as connection:
             yield cls(connection)
@@ -90,18 +91,18 @@ class TimerClient:
         `name` is the consumer: it remembers its place while no program reads, and programs with the same name share its
         events. Acknowledge each delivery with `ack`, or give it back with `retry`; otherwise it comes again after
         `ack_wait`. `events` are classes, or a `Filter` for a topic; without them, every event. A new consumer begins
-        with the events from now on, or with `from_start` with all that are stored. `stream` is the stream that an
-        operator has made for the tenant; it has the events that the operator chose.
+        with the events from now on, or with `from_start` with all that are stored. `stream`, only at NATS, is the
+        stream that an operator has made for the tenant; it has the events that the operator chose.
 
         Goes on after a lost connection. Raises `NoAnswerError` at the start if the stream or a permission is missing.
         """
         consumer = check_consumer(tenant, name, events, stream=stream, from_start=from_start, ack_wait=ack_wait)
-        return self._consume(Subscription(self._connection, consumer, _READ_AHEAD))
+        return self._consume(self._connection.link.consume(consumer, _READ_AHEAD))
 
-    async def _consume(self, subscription: Subscription) -> AsyncGenerator[Delivery, None]:
-        await subscription.open()
+    async def _consume(self, source: Subscription) -> AsyncGenerator[Delivery, None]:
+        await source.open()
         try:
             while True:
-                yield await subscription.next()
+                yield await source.next()
         finally:
-            await subscription.close()
+            await source.close()

@@ -17,7 +17,6 @@ from timer_service.client.checks import (
     wire_instant,
 )
 from timer_service.client.commands import Command, Ended
-from timer_service.client.connection import with_topics
 from timer_service.client.events import DueTimeReached, TimerExpired, TimersCancelled
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, Timer
 from timer_service.client.names import TimerState
@@ -136,7 +135,7 @@ class Timers(Resource):
         Raises `NoAnswerError` when the connection is lost, or when more than 128 MiB of events wait to be read, because
         events may be missing after that. To miss no event, use `TimerClient.consume` or `TimerApp` instead.
         """
-        return self._connection.events(tenant, *with_topics("due-time-reached", "timer-expired"), "timers-cancelled")
+        return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
 
     def _schedule_command(self, timer: NewTimer) -> Command:
         """Return the command of a timer. Raises ValueError with the name of a wrong argument."""

@@ -20,12 +20,12 @@ from timer_service.client import (
     TimerApp,
     TimerExpired,
 )
+from timer_service.client.nats.subscription import read_reply
 from timer_service.client.receive.attempt import describe
 from timer_service.client.receive.delivery import DEATHS, LONGEST_DELAY, Arrival, Delivery, judge, retry_delay
 from timer_service.client.receive.filters import check_consumer, subject_parts
 from timer_service.client.receive.handlers import Handlers
 from timer_service.client.receive.seen import MOST_REMEMBERED, MemorySeen
-from timer_service.client.receive.subscription import read_reply
 
 AT = datetime(2027, 1, 1, tzinfo=UTC)
 

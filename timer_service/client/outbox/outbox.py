@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
-
-from nats.aio.client import Client
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from timer_service.client import user_connection
 from timer_service.client.commands import Command, Ended, current_trace
 from timer_service.client.connection import Connection
 from timer_service.client.errors import TimerServiceError
+from timer_service.client.link import Link
 from timer_service.client.models import Outcome
 from timer_service.client.outbox.instants import fix
 from timer_service.client.outbox.table import creation
 from timer_service.client.timer_client import TimerClient
 from timer_service.client.user_tables import check_table
+from timer_service.core.values.address import MAX_MESSAGE_BYTES
 
 _T = TypeVar("_T")
 _STORED: Final = "stored"
@@ -60,11 +60,20 @@ def run_sync(call: Coroutine[Any, Any, _T]) -> _T:
     raise ValueError("call must use a synchronous connection: with an asynchronous one, use await")
 
 
+class _NoBroker:
+    """In place of the connection to a broker: all that it is asked for raises an error."""
+
+    largest = MAX_MESSAGE_BYTES
+
+    def __getattr__(self, _: str) -> NoReturn:
+        raise TimerServiceError(_NOT_CONNECTED)
+
+
 class _StoredCommands(Connection):
     """A connection without a broker, which stores commands in a table."""
 
     def __init__(self, connection: Any, table: str) -> None:
-        super().__init__(Client(), "timer")
+        super().__init__(cast("Link", _NoBroker()))
         self._user_connection = connection
         self._table = table
 
@@ -88,25 +97,12 @@ class _StoredCommands(Connection):
             progress(len(commands))
         return [Outcome(command_id=command.id, name=_STORED) for command in commands]
 
-    async def request(self, *_: object) -> NoReturn:
-        """Raise an error."""
-        raise TimerServiceError(_NOT_CONNECTED)
-
-    def events(self, *_: object, **__: object) -> NoReturn:
-        """Raise an error."""
-        raise TimerServiceError(_NOT_CONNECTED)
-
-    def jetstream(self) -> NoReturn:
-        """Raise an error."""
-        raise TimerServiceError(_NOT_CONNECTED)
-
 
 def _row(command: Command, traceparent: str | None) -> dict[str, Any]:
-    """Return a command as a row. The prefix of its subject is that of the relay."""
-    *_, tenant, message = command.subject.split(".")
+    """Return a command as a row."""
     return {
-        "tenant": tenant,
-        "message": message,
+        "tenant": command.tenant,
+        "message": command.message,
         "command_id": command.id,
         "size": len(command.body),
         "traceparent": traceparent,

@@ -22,7 +22,6 @@ from timer_service.client.outbox.store import OutboxRow, OutboxStore, RefusedCom
 from timer_service.client.outbox.windows import windows
 from timer_service.client.own_database import database_errors, is_postgres, open_session
 from timer_service.core.ports.completion import run_to_completion
-from timer_service.core.values.address import Kind
 from timer_service.core.values.delays import Delays
 from timer_service.core.values.error_text import error_text
 
@@ -131,7 +130,7 @@ class OutboxRelay:
         await self._settle(store, [row for row in rows if row.command_id in problems], problems)
         for window in windows([row for row in rows if row.command_id not in problems]):
             sent = [row for row in window if errors[row.tenant] is None]
-            stored = await broker.store_many([_command(broker, row) for row in sent], _seconds(sent))
+            stored = await broker.store_many([_command(row) for row in sent], _seconds(sent))
             await self._settle(store, sent, stored.endings)
             errors.update({row.tenant: stored.error for row in sent if row.command_id not in stored.endings})
         waiting = [f"of the tenant {tenant}: {error}" for tenant, error in errors.items() if error is not None]
@@ -175,10 +174,10 @@ class OutboxRelay:
         self._problem = problem
 
 
-def _command(broker: Connection, row: OutboxRow) -> Command:
+def _command(row: OutboxRow) -> Command:
     """Return the command of a row."""
     trace = {} if row.traceparent is None else {"traceparent": row.traceparent}
-    return Command(row.command_id, broker.subject(Kind.COMMAND, row.tenant, row.message), row.body.encode(), trace)
+    return Command(row.command_id, row.tenant, row.message, row.body.encode(), trace)
 
 
 def _seconds(rows: Sequence[OutboxRow]) -> float:

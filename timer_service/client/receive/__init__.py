@@ -1,6 +1,6 @@
 """Receiving every event: a durable consumer, and an app that calls handlers (see docs/receive.md).
 
-    broker -> durable, subscription: pull, acknowledge     the modules that know NATS
+    broker -> the `Source` of its adapter: take, acknowledge    see link.py
                   |
                Delivery                                    one event in this process, until it is settled
                   |

@@ -24,7 +24,6 @@ from timer_service.client.receive.handlers import Handlers
 from timer_service.client.receive.park import Parking
 from timer_service.client.receive.runner import Rules, Runner
 from timer_service.client.receive.seen import MemorySeen, SeenStore
-from timer_service.client.receive.subscription import Subscription
 from timer_service.client.timer_client import TimerClient
 from timer_service.sigterm import at_sigterm
 from timer_service.user_code import UserCode, end_loop
@@ -202,7 +201,7 @@ class TimerApp:
         await self._seen.open()
         try:
             async with self._connect() as connection:
-                source = Subscription(connection, consumer, _READ_AHEAD * self._rules.concurrency)
+                source = connection.link.consume(consumer, _READ_AHEAD * self._rules.concurrency)
                 await source.open()
                 self._client = TimerClient(connection)
                 self._attempts = Attempts(
@@ -214,8 +213,7 @@ class TimerApp:
                     code=code,
                     takes_all=consumer.stream is not None,
                 )
-                waits_for = ", ".join(source.durable.subjects)
-                log.info("waiting for %s at %s (%s)", waits_for, connection.where, source.durable)
+                log.info("waiting for %s at %s (%s)", ", ".join(source.addresses), connection.where, source)
                 begun.set()
                 try:
                     await Runner(source, self._attempts, self._rules).run(self._stop)

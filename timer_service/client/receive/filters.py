@@ -86,9 +86,9 @@ def _parts(wanted: Filter) -> list[tuple[str, ...]]:
 
 def uncovered(patterns: AbstractSet[tuple[str, ...]]) -> set[tuple[str, ...]]:
     """Return the patterns without those that another one covers. Together they match the same subjects."""
-    return {each for each in patterns if not any(_covers(other, each) for other in patterns - {each})}
+    return {each for each in patterns if not any(covers(other, each) for other in patterns - {each})}
 
 
-def _covers(pattern: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def covers(pattern: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Return whether a pattern matches whatever another one matches."""
     return len(pattern) == len(other) and all(mine in {"*", yours} for mine, yours in zip(pattern, other, strict=True))

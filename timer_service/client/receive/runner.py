@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from timer_service.client.link import Source
 from timer_service.client.receive.attempt import Attempts, Done, Failed, Result
 from timer_service.client.receive.delivery import Arrival, Delivery, judge, turn
 from timer_service.user_code import end_tasks
@@ -21,19 +22,6 @@ _MOST_HELD_BYTES = 16 * 1024 * 1024
 _BLOCKED = (
     "all handlers of this app wait, and no event is renewed: after ack_wait, another process gets those in progress"
 )
-
-
-class Source(Protocol):
-    """Where deliveries come from."""
-
-    async def next(self) -> Delivery:
-        """Wait for the next delivery."""
-
-    def next_waiting(self) -> Delivery | None:
-        """Return the next delivery that has arrived, or None."""
-
-    async def stop(self) -> None:
-        """Take no more deliveries, and give back those that wait."""
 
 
 class Rules(NamedTuple):

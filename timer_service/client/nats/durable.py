@@ -1,7 +1,4 @@
-"""The durable consumer at JetStream: find, update or create it, also if it was deleted.
-
-With subscription.py, it is what knows NATS in this folder.
-"""
+"""The durable consumer at JetStream: find, update or create it, also if it was deleted."""
 
 import json
 import logging
@@ -13,8 +10,8 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 
-from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError
+from timer_service.client.nats.link import NatsLink
 from timer_service.client.receive.filters import Consumer, subject_parts, uncovered
 from timer_service.core.values.address import Kind
 from timer_service.nats_client import UNREADABLE_ANSWER
@@ -30,13 +27,13 @@ _NO_CONSUMER = 10014
 class DurableConsumer:
     """The consumer of a tenant in the stream of all events, or in the stream that the operator has made for it."""
 
-    def __init__(self, connection: Connection, consumer: Consumer) -> None:
-        self._connection = connection
+    def __init__(self, link: NatsLink, consumer: Consumer) -> None:
+        self._link = link
         self._consumer = consumer
-        self.stream = consumer.stream or connection.stream(Kind.EVENT)
+        self.stream = consumer.stream or link.stream(Kind.EVENT)
         # The operator names the consumer in the stream of a tenant after the tenant.
         self.name = consumer.key if consumer.stream is None else consumer.tenant
-        prefix = connection.subject(Kind.EVENT, consumer.tenant, "")
+        prefix = link.subject(Kind.EVENT, consumer.tenant, "")
         self.subjects = [f"{prefix}{each}" for each in subject_parts(consumer)]
         self._floor: int | None = None
         """The sequence up to which all processes have acknowledged everything. None if it is not known."""
@@ -159,11 +156,11 @@ class DurableConsumer:
         tenant = self._consumer.tenant
         remedy = (
             f"if the tenants have accounts, let the operator run `timer-service tenants events {tenant}`, and give "
-            f"stream='{self._connection.stream(Kind.EVENT)}_{tenant}'"
+            f"stream='{self._link.stream(Kind.EVENT)}_{tenant}'"
         )
         try:
-            request = self._connection.client.request(f"$JS.API.{name}", data, timeout=_REQUEST_SECONDS)
-            reply = await self._connection.run(request)
+            request = self._link.client.request(f"$JS.API.{name}", data, timeout=_REQUEST_SECONDS)
+            reply = await self._link.run(request)
         except nats.errors.NoRespondersError as error:
             raise NoAnswerError(f"the broker has no JetStream for this login; {remedy}") from error
         except nats.errors.TimeoutError as error:

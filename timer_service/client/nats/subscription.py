@@ -1,7 +1,6 @@
 """The deliveries of a durable consumer of JetStream, over one connection after the other."""
 
 import asyncio
-import hashlib
 import json
 import logging
 import time
@@ -15,14 +14,12 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
-from timer_service.client.calls import check_connected
-from timer_service.client.connection import Connection
-from timer_service.client.errors import NoAnswerError, TimerServiceError
-from timer_service.client.events import Event, read_event
+from timer_service.client.errors import NoAnswerError
+from timer_service.client.nats.durable import DurableConsumer, nanoseconds
+from timer_service.client.nats.link import NatsLink
 from timer_service.client.receive.delivery import Delivery
-from timer_service.client.receive.durable import DurableConsumer, nanoseconds
 from timer_service.client.receive.filters import Consumer
-from timer_service.client.receive.park import UNREADABLE
+from timer_service.client.receive.reading import read_delivered
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +60,9 @@ class _Receipt:
 
     __slots__ = ("event_id", "reply", "sequence", "session", "subscription")
 
-    def __init__(self, subscription: "Subscription", sequence: int, event_id: str, *, session: int, reply: str) -> None:
+    def __init__(
+        self, subscription: "PullSubscription", sequence: int, event_id: str, *, session: int, reply: str
+    ) -> None:
         self.subscription = subscription
         self.sequence = sequence
         self.event_id = event_id
@@ -81,17 +80,18 @@ class _Receipt:
         await self.subscription.send(self, b"+WPI")
 
 
-class Subscription:
+class PullSubscription:
     """The deliveries of a consumer. It survives lost connections, restarts of the server and a deleted consumer.
 
     `ahead` is how many deliveries wait here at most until `next` takes them.
     """
 
-    def __init__(self, connection: Connection, consumer: Consumer, ahead: int) -> None:
-        self._connection = connection
+    def __init__(self, link: NatsLink, consumer: Consumer, ahead: int) -> None:
+        self._link = link
         self._consumer = consumer
         self._ahead = ahead
-        self.durable = DurableConsumer(connection, consumer)
+        self._durable = DurableConsumer(link, consumer)
+        self.addresses = self._durable.subjects
         self._waiting: deque[tuple[_Receipt, Delivery]] = deque()
         """They stay when the connection is lost, so that no newer event comes before them."""
         self._arrived = asyncio.Event()
@@ -109,10 +109,13 @@ class Subscription:
         self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
+    def __str__(self) -> str:
+        return str(self._durable)
+
     async def open(self) -> None:
         """Find or create the consumer, and begin to receive. Raises `NoAnswerError` that says what to do."""
         await self._begin()
-        self._connection.on_lost.append(self._broken.set)
+        self._link.on_lost.append(self._broken.set)
         self._tasks = [asyncio.create_task(each) for each in (self._repair(), self._look(), self._renew())]
 
     async def stop(self) -> None:
@@ -127,9 +130,9 @@ class Subscription:
         """Stop, and send what was not sent. After it no delivery can be settled."""
         await self.stop()
         with suppress(NoAnswerError, nats.errors.Error):
-            await self._connection.run(self._connection.client.flush())
-        if self._broken.set in self._connection.on_lost:
-            self._connection.on_lost.remove(self._broken.set)
+            await self._link.run(self._link.client.flush())
+        if self._broken.set in self._link.on_lost:
+            self._link.on_lost.remove(self._broken.set)
         self._broken.set()
 
     async def next(self) -> Delivery:
@@ -159,7 +162,7 @@ class Subscription:
 
         Later the same reply subject could mean another message: the server can come back with another stream.
         """
-        client = self._connection.client
+        client = self._link.client
         if receipt.session == self._session and client.is_connected and not self._broken.is_set():
             with suppress(nats.errors.Error):  # the message is delivered again
                 await client.publish(receipt.reply, answer)
@@ -169,9 +172,9 @@ class Subscription:
         await self._leave()
         self._session += 1
         self._broken.clear()
-        client = self._connection.client
-        check_connected(client)
-        await self.durable.ensure()
+        client = self._link.client
+        self._link.check()
+        await self._durable.ensure()
         self._inbox = client.new_inbox()
         self._expected = 0
         # Without limits of the driver: it would drop messages, and no more arrive than were asked for.
@@ -181,7 +184,7 @@ class Subscription:
             )
         except nats.errors.ConnectionClosedError as error:
             raise NoAnswerError(_CLOSED) from error
-        if not self.durable.is_managed and self._session == 1:
+        if not self._durable.is_managed and self._session == 1:
             await self._try()
         await self._pull()
 
@@ -200,7 +203,7 @@ class Subscription:
                 await self._heard.wait()
         if not self._heard.is_set() or self._broken.is_set():
             await self._leave()
-            raise self.durable.unanswered()
+            raise self._durable.unanswered()
 
     async def _receive(self, message: Msg) -> None:
         """Take a message of a pull: an event, or the status of a pull."""
@@ -217,7 +220,9 @@ class Subscription:
     def _add(self, message: Msg) -> None:
         """Let a delivery wait for `next`. One of an event that is in progress here only gives it a valid receipt."""
         sequence, delivered, stored_at = read_reply(message.reply)
-        event, problem = _read(message, stored_at, self._consumer.tenant)
+        message_id = (message.headers or {}).get("Nats-Msg-Id")
+        at = datetime.fromtimestamp(stored_at / _SECOND, UTC)
+        event, problem = read_delivered(message.data, message_id, at, self._consumer.tenant)
         held = self._held.get(sequence)
         if held is not None and held.event_id == event.id:
             held.session, held.reply = self._session, message.reply
@@ -240,7 +245,7 @@ class Subscription:
             self._expected = max(0, self._expected - 1)
         else:
             reason = "the consumer does not exist" if code == "503" else f"{code} {text}"
-            log.warning("%s: %s", self.durable, reason)
+            log.warning("%s: %s", self._durable, reason)
             self._broken.set()
 
     def _room(self) -> int:
@@ -262,7 +267,7 @@ class Subscription:
         self._expected += pull["batch"]
         body = json.dumps(pull).encode()
         try:
-            await self._connection.client.publish(self.durable.pull_subject, body, reply=self._inbox)
+            await self._link.client.publish(self._durable.pull_subject, body, reply=self._inbox)
         except nats.errors.Error:
             self._broken.set()
 
@@ -275,17 +280,17 @@ class Subscription:
                 await self._begin()
             except NoAnswerError as error:
                 self._broken.set()
-                if self._connection.client.is_closed:
+                if self._link.client.is_closed:
                     self._is_closed = True
                     self._arrived.set()
                     return
-                is_connected = self._connection.client.is_connected
+                is_connected = self._link.client.is_connected
                 if is_connected:
                     log.warning("%s; trying again", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE if is_connected else LOOK_SECONDS)
             else:
-                log.info("%s: receiving again", self.durable)
+                log.info("%s: receiving again", self._durable)
                 pause = _FIRST_PAUSE
 
     async def _look(self) -> None:
@@ -295,12 +300,12 @@ class Subscription:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             if self._expected and now - self._heard_at > 2.5 * HEARTBEAT_SECONDS and not self._broken.is_set():
-                log.warning("%s: no answer to a pull; pulling again", self.durable)
+                log.warning("%s: no answer to a pull; pulling again", self._durable)
                 self._expected = 0  # without a new inbox: the server may still answer the old pulls
                 await self._pull()
             elif now - looked_at > _PLACE_SECONDS:
                 looked_at = now
-                await self.durable.remember_place()
+                await self._durable.remember_place()
 
     async def _renew(self) -> None:
         """Renew the deliveries that wait here. Never ends."""
@@ -308,28 +313,3 @@ class Subscription:
             await asyncio.sleep(self._consumer.ack_wait.total_seconds() / 3)
             for receipt, _ in list(self._waiting):
                 await receipt.renew()
-
-
-def _read(message: Msg, stored_at: int, tenant: str) -> tuple[Event, str | None]:
-    """Return the event in a message, and why it cannot be read. Then the event is one with the raw message."""
-    try:
-        return read_event(message.data), None
-    except TimerServiceError as error:
-        raw = _read_loosely(message, tenant)
-        at = datetime.fromtimestamp(stored_at / _SECOND, UTC)
-        return Event(id=raw["id"], tenant=tenant, created_at=at, raw=raw), str(error)
-
-
-def _read_loosely(message: Msg, tenant: str) -> Mapping[str, Any]:
-    """Return a JSON object with an id, a type and a payload, which has the message as text if it is no such object."""
-    try:
-        found = json.loads(message.data)
-    except (ValueError, RecursionError):
-        found = None
-    wanted = {"id": str, "type": str, "payload": dict}
-    if isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in wanted.items()):
-        return found
-    content = hashlib.blake2b(message.data, digest_size=16).hexdigest()
-    event_id = (message.headers or {}).get("Nats-Msg-Id") or content
-    payload = {"text": message.data.decode(errors="replace")}
-    return {"id": event_id, "type": UNREADABLE, "tenantId": tenant, "payload": payload}
