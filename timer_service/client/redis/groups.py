@@ -8,7 +8,7 @@ the group, as the server calls them, are here:
     wants <type>[.topic]   nobody: it says that a version of the program wants such events
 
 An event that no version wants is acknowledged unread. One that another version wants is delivered: its attempts go on
-until they reach a process of this version.
+until they reach a process of this version. A process that has had it leaves it to others for five seconds when due.
 """
 
 import asyncio
@@ -52,6 +52,8 @@ _MOST_READ = 100
 _PLACE_SECONDS = 10.0
 ALIVE_SECONDS = 10.0
 """A process that has not read for so long has ended."""
+_OTHERS_FIRST = timedelta(seconds=5)
+_MOST_FOREIGN = 1_000
 _FORGET_SECONDS = 24 * 3600.0
 MOST_UNSETTLED = 10_000
 """Of all processes of a consumer. Events that wait for their next attempt count too."""
@@ -113,6 +115,8 @@ class GroupSubscription:
         self._waiting: deque[tuple[_Receipt, Delivery]] = deque()
         self._held: dict[bytes, _Receipt] = {}
         """The events that are not settled, by their ids."""
+        self._foreign: dict[bytes, None] = {}
+        """The ids of the newest events that came here, although only another version wants them."""
         self._floor: bytes | None = None
         """The id up to which all processes have settled everything. None if it is not known."""
         self._is_full = False
@@ -339,9 +343,15 @@ class GroupSubscription:
         if room <= 0:
             return
         idle = _milliseconds(wait)
-        most = room + len(self._held)
+        most = room + len(self._held) + len(self._foreign)
         found = await self._client.xpending_range(self._key, self._group, "-", "+", most, name, idle)
-        waiting = [each for each in found if each["message_id"] not in self._held]
+        later = idle + _milliseconds(_OTHERS_FIRST)
+        waiting = [
+            each
+            for each in found
+            if each["message_id"] not in self._held
+            and (each["message_id"] not in self._foreign or each["time_since_delivered"] > later)
+        ]
         attempts = {each["message_id"]: each["times_delivered"] + 1 for each in waiting[:room]}
         if attempts:  # of two processes that claim the same event, one gets it: then it is not idle any more
             entries = await self._client.xclaim(self._key, self._group, self._me, idle, [*attempts])
@@ -355,10 +365,14 @@ class GroupSubscription:
             names = [each.name for each in await self._members() if each.name.startswith(_WANTS)]
             wanted = wanted | {tuple(each.removeprefix(_WANTS).split(".")) for each in names}
         for entry_id, fields, attempt in entries:
-            if _matches(fields, wanted):
-                self._add(entry_id, fields, attempt)
-            else:
+            if not _matches(fields, wanted):
                 self._post(partial(_ack, self._key, self._group, entry_id))
+                continue
+            if not _matches(fields, self._patterns):
+                self._foreign[entry_id] = None
+                if len(self._foreign) > _MOST_FOREIGN:
+                    del self._foreign[next(iter(self._foreign))]
+            self._add(entry_id, fields, attempt)
 
     def _add(self, entry_id: bytes, fields: Mapping[bytes, bytes], attempt: int) -> None:
         """Let a delivery wait for `next`, unless the event is in progress here."""
