@@ -301,7 +301,7 @@ async def test_tenants_are_isolated(runs: RunConversation) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["memory-sqlite", "nats-postgres"], indirect=True)
+@pytest.mark.parametrize("stage", ["memory_sqlite", "nats_postgres"], indirect=True)
 async def test_ten_thousand_jobs(runs: RunConversation) -> None:
     """A run of 10,000 jobs and 50,000 edges starts in one command, and one failure skips 8,000 jobs."""
     layer, layers = 100, 100
@@ -335,7 +335,7 @@ async def test_equal_graphs(runs: RunConversation) -> None:
         assert other["outcome"] == "exists"
 
 
-@pytest.mark.parametrize("stage", ["memory-sqlite", "memory-postgres"], indirect=True)
+@pytest.mark.parametrize("stage", ["memory_sqlite", "memory_postgres"], indirect=True)
 async def test_deep_cascade(runs: RunConversation) -> None:
     """A failure skips a chain of 200 jobs at once."""
     chain = [f"job-{number:03}" for number in range(200)]

@@ -131,7 +131,7 @@ GROUPS = [numbers(1, 32), numbers(33, 64)]
             {40},
             [[numbers(1, 72)], GROUPS, alone(*range(33, 41)), alone(40), [numbers(41, 72)]],
         ),
-        (72, {33}, [[numbers(1, 72)], GROUPS, alone(33), alone(33), [numbers(34, 65), numbers(66, 72)]]),
+        (72, {33}, [[numbers(1, 72)], GROUPS, alone(33), alone(33), [numbers(34, 65), *alone(*range(66, 73))]]),
     ],
     ids=["one of few", "two of few", "one of many", "the first of a group"],
 )

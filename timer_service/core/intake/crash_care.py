@@ -16,7 +16,7 @@ from timer_service.core.intake.waiting_rows import WaitingRow
 from timer_service.core.ports.clock import Clock
 
 GROUP_COMMANDS = 32
-FEW_COMMANDS = 4
+FEW_COMMANDS = 8
 """A row with so few commands is applied one by one at once: a group would cost a command one death more."""
 _MOST_DEATHS = 2
 """How many processes may die while they apply one command alone."""
