@@ -1,6 +1,7 @@
 """The Redis client of the service and of users: the keys, and connections that read their login again."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _REFUSED = ("WRONGPASS", "NOAUTH", "invalid username-password", "AUTH")
 
 RedisClient = Any
 """`redis.asyncio.Redis`. Its types say that each answer may be of each protocol, and awaited or not."""
+_OF_PIPELINE = re.compile(r"^Command # \d+ .* of pipeline caused error: (?:\('?)?(.*?)(?:'?,?\))?$", re.DOTALL)
 Login = Mapping[str, Any]
 """A login: `user`, if it is not the default one, and `password`."""
 ReadLogin = Callable[[], Login]
@@ -127,4 +129,5 @@ def reason_of(error: BaseException) -> str:
         return f"TLS with the Redis server has failed: {error}"
     if isinstance(error, asyncio.TimeoutError):
         return "the Redis server does not answer"
-    return str(error) or type(error).__name__
+    # The driver puts the whole call in front, which may be long, and is another one each time.
+    return _OF_PIPELINE.sub(r"\1", str(error)) or type(error).__name__

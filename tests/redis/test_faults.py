@@ -150,3 +150,31 @@ async def test_a_server_that_may_delete_streams(tmp_path: Path, options: Sequenc
         service.launch()
         assert await service.wait() == 1
     assert "maxmemory-policy allkeys-lru" in service.log.read_text()
+
+
+async def test_an_id_in_the_future(user: RedisWire, service: Service) -> None:
+    """A command whose sender chose an id in the far future is handled as one of now, and so are those behind it."""
+    fields = {"serviceCallId": "future", "dueIn": 100}
+    body = json.dumps({"type": "ScheduleTimer", "tenantId": "acme", "payload": fields})
+    command = {"tenant": "acme", "type": "schedule-timer", "body": body}
+    await user.client.xadd("timer:cmd", command, id="9300000000000-5")
+    await schedule(user, "behind it")
+    await until_fired(user, "future", "behind it")
+
+
+async def test_a_key_of_a_tenant_that_is_no_stream(user: RedisWire, service: Service) -> None:
+    """It stops only this tenant, and the log names the key."""
+    await user.client.sadd("timer:tenants", "wrong", "right")
+    await user.client.set("timer:cmd:wrong", "x")
+    fields = {"serviceCallId": "moved", "dueIn": 0}
+    body = json.dumps({"type": "ScheduleTimer", "tenantId": "right", "payload": fields})
+    await user.client.xadd("timer:cmd:right", {"type": "schedule-timer", "body": body})
+    await schedule(user, "other")
+    await until_fired(user, "other")
+
+    async def is_moved() -> bool:
+        return bool(await user.stored(Kind.EVENT, "right"))
+
+    await until(is_moved, seconds=15)
+    await until(lambda: '"key": "timer:cmd:wrong"' in service.log.read_text(), seconds=15)
+    await service.until_page("/readyz", 200)

@@ -174,7 +174,7 @@ class RedisLog:
             return cursor
         ((entry, fields),) = last
         place = decode_text(entry)
-        return cursor._replace(stored_at=_stored_at(fields, place), place=place)
+        return cursor._replace(stored_at=self._stored_at(fields, place), place=place)
 
     async def has_others(self, tenant: str) -> bool:
         """Return whether there are commands of other tenants behind what was read. See `CommandLog`.
@@ -313,9 +313,21 @@ class RedisLog:
         source, address = _address(self._stream, fields.get(b"tenant", b""), fields.get(b"type", b""))
         body = fields.get(b"body", b"")
         size = len(source) + sum(map(len, fields)) + sum(map(len, fields.values()))
-        stored_at = _stored_at(fields, place)
+        stored_at = self._stored_at(fields, place)
         position = Position(self._epoch, self._sequence)
         return RawCommand(address, source, body, _headers(fields), position, size, stored_at, place=place)
+
+    def _stored_at(self, fields: Fields, place: str) -> int:
+        """Return when the server stored a command, in nanoseconds: those of a millisecond are 10 us apart.
+
+        One from a tenant's own stream was stored there before.
+        """
+        milliseconds, number = _order(place)
+        milliseconds = self._streams.clamped_ms(milliseconds)
+        before = fields.get(b"stored-at", b"")
+        if before.isdigit():
+            milliseconds = min(int(before[:_MS_DIGITS]), milliseconds)
+        return milliseconds * _NS_PER_MS + min(number * _STEP_NS, _NS_PER_MS - _STEP_NS)
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
         """Take a batch from the buffer. A single command may have more bytes."""
@@ -349,18 +361,6 @@ def _order(place: str) -> tuple[int, int]:
     """Return an id as what orders it."""
     milliseconds, _, number = place.partition("-")
     return int(milliseconds), int(number or 0)
-
-
-def _stored_at(fields: Fields, place: str) -> int:
-    """Return when the server stored a command, in nanoseconds: those of a millisecond are 10 us apart.
-
-    One from a tenant's own stream was stored there before.
-    """
-    milliseconds, number = _order(place)
-    before = fields.get(b"stored-at", b"")
-    if before.isdigit():
-        milliseconds = min(int(before[:_MS_DIGITS]), milliseconds)
-    return milliseconds * _NS_PER_MS + min(number * _STEP_NS, _NS_PER_MS - _STEP_NS)
 
 
 def _place_of(stored_at: int) -> str:

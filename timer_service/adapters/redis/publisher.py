@@ -61,16 +61,31 @@ class Publisher:
             answers = iter(await pipeline.execute(raise_on_error=False))
         except ERRORS as error:
             return [PublishResult(PublishStatus.UNAVAILABLE, reason_of(error))] * len(messages)
-        results = [_result(next(answers)) if fits else _TOO_LARGE for fits in fitting]
+        results = [
+            self._result(message, next(answers)) if fits else _TOO_LARGE
+            for message, fits in zip(messages, fitting, strict=True)
+        ]
         full = next((each for each in results if each.status is PublishStatus.FULL), None)
         if full is not None or PUBLISHED in results:
             self._streams.record(None if full is None else full.reason)
         return results
 
+    def _result(self, message: Message, answer: object) -> PublishResult:
+        """Return how storing one message ended. The server refuses one for its own state, never for its content."""
+        if not isinstance(answer, Exception):
+            return PUBLISHED
+        is_full = isinstance(answer, ResponseError) and any(text in str(answer) for text in _NO_ROOM)
+        status = PublishStatus.FULL if is_full else PublishStatus.UNAVAILABLE
+        return PublishResult(status, f"{self._stream(message)}: {reason_of(answer)}")
+
+    def _stream(self, message: Message) -> str:
+        kind, tenant, _, _ = message.address
+        return self._keys.stream(kind, tenant if kind is Kind.EVENT else "")
+
     def _add(self, message: Message) -> list[EncodableT]:
         """Return the call that stores a message, and deletes what is too old if the service manages the streams."""
         kind, tenant, name, topic = message.address
-        call: list[EncodableT] = ["XADD", self._keys.stream(kind, tenant if kind is Kind.EVENT else "")]
+        call: list[EncodableT] = ["XADD", self._stream(message)]
         if (oldest := self._streams.oldest_ms(kind)) is not None:
             call += ["MINID", "~", oldest]
         call.append("*")
@@ -90,12 +105,3 @@ _TOO_LARGE = PublishResult(PublishStatus.REFUSED, f"larger than {MAX_MESSAGE_BYT
 def _size(message: Message) -> int:
     """Return how much of a pipeline a message takes."""
     return len(message.body) + _HEADER_COST * len(message.headers)
-
-
-def _result(answer: object) -> PublishResult:
-    """Return how storing one message ended. The server refuses a message for its own state, never for its content."""
-    if not isinstance(answer, Exception):
-        return PUBLISHED
-    reason = reason_of(answer)
-    is_full = isinstance(answer, ResponseError) and any(text in reason for text in _NO_ROOM)
-    return PublishResult(PublishStatus.FULL if is_full else PublishStatus.UNAVAILABLE, reason)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
 from timer_service.core.values.address import TENANT_PATTERN, Kind
@@ -21,7 +23,10 @@ STORED_KINDS = tuple(_AGE)
 """The kinds of messages that streams store."""
 REQUEST_SECONDS = 10
 """How long a query or a request waits for an instance. Then its sender has given up."""
+_OWN_KINDS = (Kind.COMMAND, Kind.QUERY, Kind.REQUEST)
+"""What tenants can have streams of their own for."""
 _AGAIN_MS = 1000
+_FUTURE_MS = 3_600_000
 _FULL = 0.99
 _REFUSED_SECONDS = 65
 """How long a refusal counts. Messages that wait for room are published again within a minute."""
@@ -48,6 +53,8 @@ class StreamUpkeep:
         """The tenants that publish commands, queries and requests to streams of their own."""
         self.read_until = ""
         """The id up to which this instance has read commands; empty if it reads none. Later ones are kept."""
+        self._wrong: Mapping[str, str] = {}
+        """A key that is no stream, for each tenant of whom nothing is read because of it."""
         self._log_id = ""
         self.log_is_other = False
         """Whether the log of commands was deleted since it was opened, as by FLUSHALL."""
@@ -82,7 +89,10 @@ class StreamUpkeep:
             raise StartError(str(self._checked.reason))
 
     async def identify(self, database: str) -> Identity:
-        """Return the identity of the log. `database`: to which it belongs if it belongs to none."""
+        """Return the identity of the log. `database`: to which it belongs if it belongs to none.
+
+        Raises `StartError` if the server has something else in its place.
+        """
         await self._look()
         pipeline = self._client.pipeline(transaction=True)
         pipeline.hsetnx(self._keys.log, "id", secrets.token_hex(8))
@@ -90,6 +100,8 @@ class StreamUpkeep:
         pipeline.hsetnx(self._keys.log, "database", database)
         pipeline.hmget(self._keys.log, ["id", "created", "database"])
         name, created, owner = (await pipeline.execute())[-1]
+        if not created.isdigit():
+            raise StartError(f"the hash {self._keys.log} is damaged: its field `created` is no number. Delete the hash")
         self._log_id, self.log_is_other = decode_text(name), False
         return Identity(decode_text(name), int(created), decode_text(owner))
 
@@ -110,13 +122,17 @@ class StreamUpkeep:
             if self._manage:
                 await self._delete_old()
         except ERRORS as error:  # the connection says whether the server is away
-            self._checked = Health(reason=f"the Redis server does not answer about its storage: {reason_of(error)}")
+            self._checked = Health(reason=f"the state of the Redis server is not known: {reason_of(error)}")
         health = worst(*self.health.values())
         if health.reason is None:
             self._outage.record_success()
         else:
             self._outage.record_failure(health.reason)
         return Pass(0, None if health.reason is None else now + _AGAIN_MS)
+
+    def clamped_ms(self, milliseconds: int) -> int:
+        """Return the time in an id, or that of the server if it is far in the future: a user can choose ids."""
+        return self._server_ms if milliseconds > self._server_ms + _FUTURE_MS else milliseconds
 
     def oldest_ms(self, kind: Kind) -> int | None:
         """Return the instant before which stored messages of a kind may be deleted, in Unix ms; None: they may not."""
@@ -131,8 +147,25 @@ class StreamUpkeep:
         seconds, microseconds = await self._client.time()
         self._server_ms = seconds * 1000 + microseconds // 1000
         self._checked = check_server(await self._client.info())
-        found = sorted(map(decode_text, await self._client.smembers(self._keys.tenants)))
-        self.tenants = [each for each in found if re.fullmatch(TENANT_PATTERN, each)]
+        try:
+            found = sorted(map(decode_text, await self._client.smembers(self._keys.tenants)))
+        except ResponseError as error:
+            raise ResponseError(f"{self._keys.tenants}: {error}") from error
+        self.tenants = await self._with_streams([each for each in found if re.fullmatch(TENANT_PATTERN, each)])
+
+    async def _with_streams(self, tenants: Sequence[str]) -> Sequence[str]:
+        """Return the tenants of which no key is something else than a stream. Reading that would fail for all."""
+        pipeline = self._client.pipeline(transaction=False)
+        keys = [(each, self._keys.stream(kind, each)) for each in tenants for kind in _OWN_KINDS]
+        for _, key in keys:
+            pipeline.type(key)
+        types = zip(keys, await pipeline.execute() if keys else (), strict=True)
+        wrong = {tenant: key for (tenant, key), found in types if found not in {b"stream", b"none"}}
+        for tenant, key in wrong.items():
+            if tenant not in self._wrong:
+                log.error("a tenant's commands and queries are not read: a key is no stream", extra={"key": key})
+        self._wrong = wrong
+        return [each for each in tenants if each not in wrong]
 
     async def _delete_old(self) -> None:
         """Delete old commands that were read, and requests. Events and dead letters are deleted when one is stored."""
