@@ -5,6 +5,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,6 +24,7 @@ ANSWER_SECONDS = 5
 """How long a call waits for an answer of the server. A blocking call must end earlier."""
 ERRORS = (RedisError, OSError)
 """What a call raises if the server is away, or refuses it."""
+_LAST_MS = 253_402_300_799_000
 _REFUSED = ("WRONGPASS", "NOAUTH", "invalid username-password", "AUTH")
 
 RedisClient = Any
@@ -115,6 +117,11 @@ def _connector(on_connect: Callable[[], None]) -> Callable[[AbstractConnection],
         on_connect()
 
     return connected
+
+
+def instant_of(milliseconds: int) -> datetime:
+    """Return the instant in an id of an entry. A user can choose ids, so it can be later than any date."""
+    return datetime.fromtimestamp(min(milliseconds, _LAST_MS) / 1000, UTC)
 
 
 def is_refused(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.harness.waiting import until
 from timer_service.core.values.address import Address, Kind
 
 COMMAND = Address(Kind.COMMAND, "acme", "schedule-timer")
+LOOKS = 'timer_polling_duration_seconds_count{loop="streams"}'
 pytestmark = pytest.mark.slow
 
 
@@ -178,3 +180,69 @@ async def test_a_key_of_a_tenant_that_is_no_stream(user: RedisWire, service: Ser
     await until(is_moved, seconds=15)
     await until(lambda: '"key": "timer:cmd:wrong"' in service.log.read_text(), seconds=15)
     await service.until_page("/readyz", 200)
+
+
+async def test_commands_that_were_removed_unread(server: RedisServer, service: Service, user: RedisWire) -> None:
+    """While the service runs, their number is logged once, and later commands and a restart are as usual."""
+    await schedule(user, "before")
+    await until_fired(user, "before")
+    service.signal(signal.SIGSTOP)
+    for number in range(20):
+        await schedule(user, f"removed {number}", 3600)
+    await user.client.xtrim("timer:cmd", maxlen=0, approximate=False)
+    await schedule(user, "kept", 3600)
+    service.signal(signal.SIGCONT)
+    await until(lambda: service_has_scheduled(service, 3))
+    await schedule(user, "after")
+    await until_fired(user, "after")
+    text = "commands were removed from the log before they were read"
+    await until(lambda: text in service.log.read_text(), seconds=15)
+    await service.terminate()
+    await service.start()
+    assert service.log.read_text().count(text) == 1
+    assert '"count": 19' in service.log.read_text()  # the first one was on its way already
+
+
+async def test_start_without_room(tmp_path: Path, server: RedisServer, user: RedisWire) -> None:
+    """The service starts, says what is wrong, and works when there is room."""
+    await user.client.config_set("maxmemory", "1mb")
+    service = Service(tmp_path / "other", server.url)
+    service.launch()
+    try:
+        await until(lambda: service.log.exists() and '"serving"' in service.log.read_text())
+        assert "the Redis server has no room" in await service.until_page("/readyz", 503)
+        await user.client.config_set("maxmemory", "0")
+        await schedule(user, "later")
+        await until_fired(user, "later")
+    finally:
+        await service.terminate()
+
+
+async def test_streams_of_silent_tenants_are_shortened(user: RedisWire, service: Service) -> None:
+    """Old events are deleted also if their tenant gets no new ones."""
+    old = int((datetime.now(UTC) - timedelta(days=9)).timestamp() * 1000)
+    for number in range(3):
+        await user.client.xadd("timer:evt:quiet", {"body": "{}"}, id=f"{old}-{number}")
+
+    async def is_empty() -> bool:
+        length: int = await user.client.xlen("timer:evt:quiet")
+        return length == 0
+
+    await until(is_empty, seconds=20, pause=0.1)
+
+
+async def test_old_commands_that_are_not_handled_yet(user: RedisWire, service: Service) -> None:
+    """The service deletes no command before it is handled, however old it is and whatever it has read already."""
+    old = int((datetime.now(UTC) - timedelta(days=8)).timestamp() * 1000)
+    with service.locked_database():
+        for number in range(1500):
+            body = json.dumps({"type": "ScheduleTimer", "tenantId": "acme", "payload": {"serviceCallId": str(number)}})
+            entry = {"tenant": "acme", "type": "schedule-timer", "body": body}
+            await user.client.xadd("timer:cmd", entry, id=f"{old}-{number}")
+        looks = await service.metric(LOOKS)
+        await service.until_metric(LOOKS, at_least=looks + 3)
+        assert await user.client.xlen("timer:cmd") == 1500
+        await service.kill()
+    await service.start()
+    rejected = 'timer_commands_received_total{outcome="rejected",type="ScheduleTimer"}'
+    await service.until_metric(rejected, at_least=1500)

@@ -144,8 +144,7 @@ NATS client:
 Redis client:
 
   XREAD BLOCK 0 STREAMS timer:evt:acme $
-  XADD timer:cmd * tenant acme type schedule-timer body
-             {_COMMAND}""",
+  XADD timer:cmd * tenant acme type schedule-timer body '{_COMMAND}'""",
     BrokerKind.RABBITMQ: f"""\
 AMQP client:
 

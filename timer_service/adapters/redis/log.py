@@ -30,6 +30,7 @@ _BLOCK_SECONDS = 2
 _MOST_AT_ONCE = 200
 """The server counts entries, not bytes. So few are asked for at a time, and fewer if they are large."""
 _MOVED_AT_ONCE = 100
+_COMPARE_SECONDS = 1
 _PAGE = 1000
 _LOOK_AT_ONCE = 1000
 """How many commands the server looks at in one call. That takes about a millisecond."""
@@ -106,9 +107,15 @@ class RedisLog:
         self._at_once = _MOST_AT_ONCE
         self._opened_in = 0
         """How many connections had been made when the log was opened. One more: it may be another server."""
+        self._place = ""
+        """The id of the last command that was handed over."""
         self._epoch = 0
         self._sequence = 0
         self._behind = 0
+        self._compared_at = 0.0
+        """When the number of commands that were read was last compared with those that the server has stored."""
+        self._compared = 0
+        """How many had been read then."""
         self._closed = asyncio.Event()
         self._broken: str | None = "it was not opened yet"
 
@@ -126,12 +133,14 @@ class RedisLog:
             raise LogUnavailableError(reason_of(error)) from error
         self._buffer.clear()
         self._epoch, self._sequence = opening.cursor.epoch, opening.cursor.sequence
-        self._streams.read_until, self._broken = opening.cursor.place, None
+        self._place = self._streams.handled_until = opening.cursor.place
+        self._broken = None
         return opening
 
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
         """Return the next commands. See `CommandLog`."""
         until = time.monotonic() + seconds
+        self._streams.handled_until = self._place  # the caller has stored in the database what it got before
         closed = asyncio.create_task(self._closed.wait())
         try:
             while not self._closed.is_set():
@@ -183,8 +192,8 @@ class RedisLog:
         on where this one has ended.
         """
         known, last = self._only
-        if known != tenant or _order(last) < _order(self._streams.read_until or "0-0"):
-            last = self._streams.read_until or "0-0"
+        if known != tenant or _order(last) < _order(self._place or "0-0"):
+            last = self._place or "0-0"
         page = _LOOK_AT_ONCE if self._at_once == _MOST_AT_ONCE else 1
         try:
             for _ in range(_MOST_LOOKS):
@@ -235,7 +244,11 @@ class RedisLog:
             moved = LogCursor(name, max(cursor.epoch + 1, created), added - unread, cursor.stored_at, place)
             return Opening(moved, is_other=True, unread=unread)
         removed = max(added - length - cursor.sequence, 0)
-        return Opening(cursor, removed=removed, unread=min(added - cursor.sequence, length))
+        if added - cursor.sequence <= length and not removed:
+            return Opening(cursor, unread=added - cursor.sequence)
+        unread = await self._count(f"({cursor.place}" if cursor.place else "-", last)
+        removed = max(added - unread - cursor.sequence, 0)
+        return Opening(cursor._replace(sequence=max(added - unread, cursor.sequence)), removed=removed, unread=unread)
 
     async def _has_command_of(self, cursor: LogCursor, name: str, info: Mapping[str, Any]) -> bool:
         """Return whether the stream has the command of a cursor, or had it and has removed it."""
@@ -273,21 +286,32 @@ class RedisLog:
             if self._connects != self._opened_in:
                 self._broken = "the connection to the Redis server was lost"
                 continue
-            if not entries:
+            if entries:
+                self._add(entries)
+                self._at_once = min(max(most_bytes // max(each.size for each in self._buffer), 1), _MOST_AT_ONCE)
+            if len(entries) < asked:
                 self._behind = 0
+                if self._compared != self._sequence and time.monotonic() > self._compared_at + _COMPARE_SECONDS:
+                    await self._compare()
                 return
-            self._add(entries)
-            is_all = len(entries) < asked
-            self._at_once = min(max(most_bytes // max(each.size for each in self._buffer), 1), _MOST_AT_ONCE)
-            self._behind = 0 if is_all else max((await self._info())["entries-added"] - self._sequence, 0)
-            if is_all:
-                return
+            self._behind = max((await self._info())["entries-added"] - self._sequence, 0)
+
+    async def _compare(self) -> None:
+        """Find out whether commands were removed that were not read: the server has stored more than were read."""
+        info = await self._info()
+        self._compared, self._compared_at = self._sequence, time.monotonic()
+        if info["last-generated-id"] == self._last_place and info["entries-added"] > self._sequence:
+            self._broken = "commands were removed before they were read"
+
+    @property
+    def _last_place(self) -> str:
+        """The id of the last entry that was read from the server; empty if none was."""
+        return self._buffer[-1].place if self._buffer else self._place
 
     async def _read_entries(self, count: int, block: int | None) -> Sequence[tuple[bytes, Fields]]:
         """Return the next entries. Wait `block` ms for them, or for one of a tenant's own stream; None: do not wait."""
         tenants = {self._keys.stream(Kind.COMMAND, tenant): "0-0" for tenant in self._streams.tenants}
-        place = self._buffer[-1].place if self._buffer else self._streams.read_until
-        found = await self._reader.xread({self._stream: place or "0-0", **tenants}, count=count, block=block)
+        found = await self._reader.xread({self._stream: self._last_place or "0-0", **tenants}, count=count, block=block)
         return next((entries for name, entries in found or () if name == self._stream.encode()), ())
 
     async def _move_commands(self) -> bool:
@@ -334,7 +358,7 @@ class RedisLog:
         sizes = accumulate(each.size for each in self._buffer)
         count = max(1, sum(size <= most_bytes for size, _ in zip(sizes, range(limit), strict=False)))
         taken = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-        self._streams.read_until = (self._buffer[-1] if self._buffer else taken[-1]).place
+        self._place = taken[-1].place
         return LogBatch(taken, self._behind + len(self._buffer))
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError
 from redis.typing import EncodableT
 
 from timer_service.adapters.redis.streams import StreamUpkeep
@@ -20,7 +20,7 @@ _CALL_SECONDS = 10
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 1024 * 1024
 _HEADER_COST = 100
-_NO_ROOM = ("OOM", "No space left")
+_NO_SPACE = "No space left"
 
 
 class Publisher:
@@ -74,7 +74,7 @@ class Publisher:
         """Return how storing one message ended. The server refuses one for its own state, never for its content."""
         if not isinstance(answer, Exception):
             return PUBLISHED
-        is_full = isinstance(answer, ResponseError) and any(text in str(answer) for text in _NO_ROOM)
+        is_full = isinstance(answer, OutOfMemoryError) or _NO_SPACE in str(answer)
         status = PublishStatus.FULL if is_full else PublishStatus.UNAVAILABLE
         return PublishResult(status, f"{self._stream(message)}: {reason_of(answer)}")
 

@@ -25,6 +25,7 @@ REQUEST_SECONDS = 10
 """How long a query or a request waits for an instance. Then its sender has given up."""
 _OWN_KINDS = (Kind.COMMAND, Kind.QUERY, Kind.REQUEST)
 """What tenants can have streams of their own for."""
+_SCANNED_AT_ONCE = 100
 _AGAIN_MS = 1000
 _FUTURE_MS = 3_600_000
 _FULL = 0.99
@@ -51,10 +52,12 @@ class StreamUpkeep:
         self._manage = manage
         self.tenants: Sequence[str] = ()
         """The tenants that publish commands, queries and requests to streams of their own."""
-        self.read_until = ""
-        """The id up to which this instance has read commands; empty if it reads none. Later ones are kept."""
+        self.handled_until = ""
+        """The id up to which commands are handled, as far as this instance knows. Later ones are kept."""
         self._wrong: Mapping[str, str] = {}
         """A key that is no stream, for each tenant of whom nothing is read because of it."""
+        self._scanned = 0
+        """How far the keys were looked through for streams of events."""
         self._log_id = ""
         self.log_is_other = False
         """Whether the log of commands was deleted since it was opened, as by FLUSHALL."""
@@ -83,10 +86,14 @@ class StreamUpkeep:
             self._refused.record(f"the Redis server has no room: {refusal}")
 
     async def prepare(self) -> None:
-        """Look at the server at the start. Raises `StartError` if it may delete streams, and one of `ERRORS`."""
+        """Look at the server at the start. Raises `StartError` if it may delete streams, and one of `ERRORS`.
+
+        Without room, or on a replica, the service starts, and its health says why nothing is stored.
+        """
         await self._look()
-        if not self._checked.usable:
-            raise StartError(str(self._checked.reason))
+        policy = check_policy(await self._client.info("memory"))
+        if policy is not None:
+            raise StartError(policy)
 
     async def identify(self, database: str) -> Identity:
         """Return the identity of the log. `database`: to which it belongs if it belongs to none.
@@ -168,11 +175,20 @@ class StreamUpkeep:
         return [each for each in tenants if each not in wrong]
 
     async def _delete_old(self) -> None:
-        """Delete old commands that were read, and requests. Events and dead letters are deleted when one is stored."""
+        """Delete old commands that were read, dead letters, events of some tenants, and requests.
+
+        Events and dead letters are also deleted when one is stored in their stream.
+        """
+        self._scanned, found = await self._client.scan(
+            self._scanned, match=f"{self._keys.stream(Kind.EVENT)}:*", count=_SCANNED_AT_ONCE, _type="stream"
+        )
         pipeline = self._client.pipeline(transaction=False)
-        if self.read_until:
-            oldest, read_ms = self.oldest_ms(Kind.COMMAND) or 0, int(self.read_until.partition("-")[0])
-            until = self.read_until if read_ms <= oldest else oldest
+        for kind, keys in ((Kind.EVENT, found), (Kind.DEAD_LETTER, [self._keys.stream(Kind.DEAD_LETTER)])):
+            for key in keys:
+                pipeline.xtrim(key, minid=self.oldest_ms(kind), approximate=False)
+        if self.handled_until:
+            oldest, handled_ms = self.oldest_ms(Kind.COMMAND) or 0, int(self.handled_until.partition("-")[0])
+            until = self.handled_until if handled_ms <= oldest else oldest
             pipeline.xtrim(self._keys.stream(Kind.COMMAND), minid=until, approximate=True)
         for kind in (Kind.QUERY, Kind.REQUEST):
             for tenant in ("", *self.tenants):
@@ -181,14 +197,22 @@ class StreamUpkeep:
         await pipeline.execute()
 
 
+def check_policy(info: Mapping[str, Any]) -> str | None:
+    """Return what is wrong if a server without room deletes keys that have no time to live, as streams have none."""
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if not policy.startswith("allkeys"):
+        return None
+    return f"the Redis server may delete streams (maxmemory-policy {policy}): set it to noeviction"
+
+
 def check_server(info: Mapping[str, Any]) -> Health:
     """Return whether a server stores messages: it is no replica, has room, and does not delete streams by itself."""
-    policy = str(info.get("maxmemory_policy", "noeviction"))
+    policy = check_policy(info)
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if info.get("role") in {"slave", "replica"}:
         return Health.down("the Redis server is a replica, which stores nothing: name its primary in TIMER_BROKER_URL")
-    if policy.startswith("allkeys"):
-        return Health.down(f"the Redis server may delete streams (maxmemory-policy {policy}): set it to noeviction")
+    if policy is not None:
+        return Health.down(policy)
     if most and used >= most * _FULL:
         return Health.down(
             f"the Redis server has no room: it uses {used} of maxmemory = {most} bytes; raise it, or delete messages "

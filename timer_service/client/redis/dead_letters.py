@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.models import DeadLetter
 from timer_service.core.values.address import Kind
-from timer_service.redis_client import ERRORS, Keys, RedisClient, reason_of
+from timer_service.redis_client import ERRORS, Keys, RedisClient, instant_of, reason_of
 
 _READ = 100
 _PARTS = {b"tenant", b"type", b"id", b"body"}
@@ -61,14 +60,15 @@ def _letter(entry: tuple[bytes, Mapping[bytes, bytes]]) -> DeadLetter:
     entry_id, fields = entry
     milliseconds, number = map(int, entry_id.split(b"-"))
     text = {_text(name): _text(value) for name, value in fields.items() if name != b"body"}
+    source = text.get("Timer-Source-Sequence", "")
     return DeadLetter(
         sequence=milliseconds << _NUMBER_BITS | number,
         tenant=text.get("tenant", ""),
         message=text.get("type", ""),
         code=text.get("Timer-Error-Code", ""),
         reason=text.get("Timer-Error-Message", ""),
-        stored_at=datetime.fromtimestamp(milliseconds / 1000, UTC),
-        source_sequence=int(text.get("Timer-Source-Sequence", 0)),
+        stored_at=instant_of(milliseconds),
+        source_sequence=int(source) if source.isdecimal() else 0,
         size=len(fields.get(b"body", b"")),
         headers={},
     )

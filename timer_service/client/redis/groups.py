@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from timer_service.client.receive.filters import Consumer, covers, subject_parts
 from timer_service.client.receive.reading import read_delivered
 from timer_service.client.redis.pipe import Call, Pipe
 from timer_service.core.values.address import Kind
-from timer_service.redis_client import ERRORS, Keys, RedisClient, reason_of
+from timer_service.redis_client import ERRORS, Keys, RedisClient, instant_of, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -296,6 +296,10 @@ class GroupSubscription:
                     log.warning("%s: %s; trying again", self, reason_of(error))
                 failed = True
                 await self._pause(_AGAIN_SECONDS)
+            except Exception:
+                log.exception("%s: an entry could not be read; trying again", self)
+                failed = True
+                await self._pause(_AGAIN_SECONDS)
             else:
                 if failed:
                     log.info("%s: receiving again", self)
@@ -379,7 +383,7 @@ class GroupSubscription:
         if entry_id in self._held:
             return
         body, message_id = fields.get(b"body", b""), fields.get(b"id", b"").decode(errors="replace")
-        stored_at = datetime.fromtimestamp(_place(entry_id)[0] / 1000, UTC)
+        stored_at = instant_of(_place(entry_id)[0])
         event, problem = read_delivered(body, message_id, stored_at, self._consumer.tenant)
         receipt = self._held[entry_id] = _Receipt(self, entry_id)
         self._waiting.append((receipt, Delivery(event, attempt, receipt, size=len(body), problem=problem)))
