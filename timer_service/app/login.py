@@ -47,6 +47,6 @@ def redis_tls(config: Config) -> Mapping[str, Any]:
 
 def client_login(config: Config) -> Mapping[str, Any]:
     """Return the options of a client of any broker that are a login. The files are read at each connect."""
-    if config.broker == "nats":
+    if config.broker != "redis":
         return {"login": partial(login_options, config)}
     return {"login": partial(user_and_password, config), **redis_tls(config)}
