@@ -21,6 +21,7 @@ from tests.harness.databases import Databases
 from tests.harness.fleet import Fleet
 from tests.harness.nats_client import read_stream
 from tests.harness.processes import NatsServer, Service, body
+from tests.harness.rabbitmq import RabbitServer
 from tests.harness.redis import RedisServer
 from tests.harness.stores import STORES
 
@@ -144,13 +145,22 @@ def check_fired(fired: Iterable[Fired], due: Mapping[str, int]) -> int:
 
 
 @pytest.fixture
-async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[NatsServer | RedisServer]:
+async def broker(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[NatsServer | RedisServer | RabbitServer]:
     """Yield a nats-server, or with `ON_EACH_BROKER` the server of each broker in turn."""
-    async with getattr(request, "param", NatsServer)(tmp_path / "broker") as server:
+    kind = getattr(request, "param", NatsServer)
+    if kind is RabbitServer:
+        request.getfixturevalue("rabbit_programs")
+    async with kind(tmp_path / "broker") as server:
         yield server
 
 
-ON_EACH_BROKER = pytest.mark.parametrize("broker", [NatsServer, RedisServer], indirect=True)
+ON_EACH_BROKER = pytest.mark.parametrize(
+    "broker",
+    [NatsServer, RedisServer, pytest.param(RabbitServer, marks=pytest.mark.slow)],  # RabbitMQ takes 5 s to start
+    indirect=True,
+)
 """For tests of a client that are not about a broker."""
 
 

@@ -50,7 +50,7 @@ app.run()
 
 @pytest.fixture
 async def events(broker: NatsServer) -> AsyncIterator[EventPublisher]:
-    async with event_publisher(broker.url) as found:
+    async with event_publisher(broker) as found:
         yield found
 
 

@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aio_pika
 import nats
+from aio_pika.abc import AbstractChannel
 from nats.aio.client import Client
 
+from tests.harness.processes import NatsServer
+from tests.harness.rabbitmq import RabbitServer
+from tests.harness.redis import RedisServer
 from timer_service.client.redis.pipe import Pipe
 from timer_service.core.values.address import Address, Kind, kebab
 from timer_service.redis_client import RedisClient, new_client
@@ -77,8 +82,12 @@ class EventPublisher(ABC):
 
     async def until_acknowledged(self, consumer: str = "acme~orders") -> None:
         """Wait until a consumer has acknowledged every event."""
+        await self.until_left(0, consumer)
+
+    async def until_left(self, count: int, consumer: str = "acme~orders") -> None:
+        """Wait until a consumer has not acknowledged so many events, and all were delivered. A broker may say it late."""
         async with asyncio.timeout(30):
-            while await self.unacknowledged(consumer) != (0, 0):
+            while await self.unacknowledged(consumer) != (count, 0):
                 await asyncio.sleep(0.02)
 
 
@@ -159,6 +168,44 @@ class RedisPublisher(EventPublisher):
         await self.client.delete("timer:evt:acme")
 
 
+class RabbitPublisher(EventPublisher):
+    """Publishes events to RabbitMQ, and asks its command line about queues."""
+
+    def __init__(self, server: RabbitServer, channel: AbstractChannel) -> None:
+        self._server = server
+        self._channel = channel
+
+    async def store(self, address: Address, body: bytes) -> None:
+        exchange = await self._channel.get_exchange("timer.evt", ensure=False)
+        await exchange.publish(aio_pika.Message(body), ".".join(filter(None, address[1:])))
+
+    async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
+        return self._queues()[consumer.replace("~", ".")]
+
+    async def wanted(self) -> set[str]:
+        bindings = self._server.ctl("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
+        found = [each.split("\t") for each in bindings]
+        return {key.removeprefix("acme.") for source, to, key in found if (source, to) == ("timer.evt", "acme.orders")}
+
+    async def is_waiting(self) -> bool:
+        return self._queues()["acme.orders"][1] == 0
+
+    async def exists(self) -> bool:
+        return "acme.orders" in self._queues()
+
+    async def delete_consumer(self) -> None:
+        await self._channel.queue_delete("acme.orders")
+
+    async def replace_stream(self) -> None:
+        await self._channel.queue_delete("timer.evt.log")
+
+    def _queues(self) -> dict[str, tuple[int, int]]:
+        """Return how many messages of each queue are not acknowledged, and how many were not delivered."""
+        columns = ("name", "messages_unacknowledged", "messages_ready")
+        lines = [each.split("\t") for each in self._server.ctl("list_queues", *columns).splitlines()]
+        return {name: (int(unacknowledged), int(ready)) for name, unacknowledged, ready in lines if ready.isdigit()}
+
+
 @asynccontextmanager
 async def publisher(url: str) -> AsyncIterator[Publisher]:
     """Yield a publisher, after it has created the stream. For tests without the service."""
@@ -169,9 +216,15 @@ async def publisher(url: str) -> AsyncIterator[Publisher]:
 
 
 @asynccontextmanager
-async def event_publisher(url: str, *, is_stream_there: bool = False) -> AsyncIterator[EventPublisher]:
+async def event_publisher(
+    server: NatsServer | RedisServer | RabbitServer, *, is_stream_there: bool = False
+) -> AsyncIterator[EventPublisher]:
     """Yield a publisher of any broker. `is_stream_there`: the service has created the stream."""
-    if url.startswith("nats") and is_stream_there:
+    url = server.url
+    if isinstance(server, RabbitServer):
+        async with await aio_pika.connect(url) as rabbit:
+            yield RabbitPublisher(server, await rabbit.channel())
+    elif url.startswith("nats") and is_stream_there:
         async with await nats.connect(url) as connection:
             yield Publisher(connection)
     elif url.startswith("nats"):

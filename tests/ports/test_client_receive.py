@@ -53,7 +53,7 @@ async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture
 async def events(server: Server) -> AsyncIterator[EventPublisher]:
-    async with event_publisher(server.url) as found:
+    async with event_publisher(server) as found:
         yield found
 
 
@@ -371,7 +371,7 @@ async def test_an_app_in_one_loop_after_the_other(server: Server, events: EventP
     app, handled = collecting(server.url)
 
     async def use(name: str) -> None:
-        async with app.running(), event_publisher(server.url) as publisher:
+        async with app.running(), event_publisher(server) as publisher:
             with pytest.raises(RuntimeError, match="the app runs already"):
                 app.on_expired()
             await publisher.fire(name)

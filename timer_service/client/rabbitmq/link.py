@@ -153,7 +153,7 @@ class RabbitLink(Link):
             await channel.basic_consume(queue, receive, no_ack=True)
             on_closed(channel, watch.end_lost)
         except ERRORS as error:
-            raise NoAnswerError(f"events cannot be watched: {reason_of(error)}") from error
+            raise NoAnswerError(f"events may be missing: they cannot be watched ({reason_of(error)})") from error
 
     async def leave(self, watch: Watch) -> None:
         """See `Link.leave`."""

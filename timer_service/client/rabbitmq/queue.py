@@ -159,6 +159,7 @@ class QueueSubscription:
         channel = await self._new_channel()
         try:
             await channel.queue_declare(self._queue, durable=True, arguments={"x-queue-type": "quorum"})
+            await channel.exchange_declare(self._exchange, exchange_type="topic", durable=True)
             for key in self._keys():
                 await channel.queue_bind(self._queue, self._exchange, key)
         except (ChannelAccessRefused, ChannelPreconditionFailed) as error:  # each of them closes the channel
