@@ -1,5 +1,6 @@
 """A RabbitMQ server for tests. It leaves no process behind: it gets an epmd of its own, which ends with it."""
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -8,6 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.harness.processes import Server, unused_port
@@ -126,6 +128,16 @@ class RabbitServer(Server):
             except OSError:
                 return False
         return True
+
+
+@contextlib.asynccontextmanager
+async def memory_alarm(server: RabbitServer) -> AsyncIterator[None]:
+    """Let the server have too little memory."""
+    await asyncio.to_thread(server.ctl, "set_vm_memory_high_watermark", "0")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.ctl, "set_vm_memory_high_watermark", "0.6")
 
 
 def remove_chunks(folder: Path, number: int) -> None:

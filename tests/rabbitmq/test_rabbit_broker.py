@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import aio_pika
@@ -11,6 +10,7 @@ import pytest
 
 from tests.harness.builders import event
 from tests.harness.rabbit_harness import RabbitHarness
+from tests.harness.rabbitmq import memory_alarm
 from tests.harness.waiting import until
 from timer_service.adapters.rabbitmq import RabbitBroker
 from timer_service.core.ports.broker import PublishStatus, QueryReply, Replies, Reply, Request
@@ -26,20 +26,10 @@ async def statuses(rabbit: RabbitHarness, messages: Sequence[Message]) -> list[P
     return [result.status for result in await rabbit.broker.publish(messages)]
 
 
-@asynccontextmanager
-async def alarm(rabbit: RabbitHarness) -> AsyncIterator[None]:
-    """Let the server have too little memory."""
-    await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0")
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0.6")
-
-
 async def test_memory_alarm(rabbit: RabbitHarness) -> None:
     """While the server has a memory alarm, it is full and says so, and replies do not wait. Afterwards it is well."""
     inbox = await rabbit.inbox()
-    async with alarm(rabbit):
+    async with memory_alarm(rabbit.server):
         first = await statuses(rabbit, [event(1)])
         second = await rabbit.broker.publish([event(2)] * 3)
         health, streams = rabbit.broker.health, rabbit.broker.streams.health
