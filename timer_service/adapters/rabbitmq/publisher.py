@@ -113,6 +113,7 @@ class Publisher:
                 routing_key=write_key(message.address),
                 properties=properties,
                 mandatory=True,
+                wait=False,
             )
         except PublishError:
             stream = self._names.stream(message.address.kind)
