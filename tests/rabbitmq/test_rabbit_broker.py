@@ -66,6 +66,23 @@ async def test_missing_stream(rabbit: RabbitHarness, caplog: pytest.LogCaptureFi
     assert "a stream was created again" in caplog.text
 
 
+async def test_dead_letters_with_one_id(rabbit: RabbitHarness) -> None:
+    """Of several messages with the same id that no queue gets, none counts as published."""
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.dlq.log")
+    letter = event(1)._replace(address=event(1).address._replace(kind=Kind.DEAD_LETTER))
+    assert await statuses(rabbit, [letter, letter, letter._replace(id="other")]) == [U, U, U]
+    await rabbit.broker.streams.tick(0)
+    assert await statuses(rabbit, [letter, letter]) == [P, P]
+
+
+async def test_headers_too_large(rabbit: RabbitHarness) -> None:
+    """A message whose headers do not fit into a frame is refused. The others are published."""
+    large = event(1)._replace(headers={"large": "x" * 140_000})
+    found = await rabbit.broker.publish([large, event(2)])
+    assert [each.status for each in found] == [R, P]
+    assert "headers are larger" in found[0].reason
+
+
 async def test_missing_exchange(rabbit: RabbitHarness) -> None:
     """Without the exchange nothing is published, and the reason is that of the server. The upkeep creates it again."""
     await (await rabbit.user.channel()).exchange_delete(f"{rabbit.prefix}.evt")

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import cast
 
 import aiormq
-from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ProbableAuthenticationError
 from yarl import URL
 
@@ -66,11 +66,12 @@ class Connection:
                 await asyncio.sleep(_RECONNECT_SECONDS)
         self._keeping = asyncio.create_task(self._keep(), name=self._name)
 
-    async def channel(self, *, confirms: bool = False) -> AbstractChannel:
+    async def channel(self, *, confirms: bool = False) -> aiormq.Channel:
         """Open a channel. Raises one of `ERRORS`."""
         if self._connection is None:
             raise ConnectionError(self.last_error or "connection lost")
-        return await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
+        opened = await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
+        return cast(aiormq.Channel, opened)
 
     async def renew(self) -> None:
         """Disconnect, to connect again."""
