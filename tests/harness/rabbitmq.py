@@ -9,11 +9,13 @@ import signal
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.harness.processes import Server, unused_port
 from tests.harness.spawn import Spawned, spawn
+from tests.harness.waiting import until
 
 _BIN = Path("/usr/lib/rabbitmq/bin")
 """The programs of Debian. `rabbitmq-server` on PATH runs as another user."""
@@ -99,6 +101,11 @@ class RabbitServer(Server):
         if self._epmd is not None:
             self._epmd.send_signal(signal.SIGKILL)
             self._epmd.wait(10)
+
+    async def until_saved(self) -> None:
+        """Wait until the server has saved where its streams are. Killed before, in the first second, it loses them."""
+        (names,) = (self._folder / "mnesia").glob("*/coordination/*/names.dets")
+        await until(lambda: time.time() - names.stat().st_mtime > 1, pause=0.1)
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""
