@@ -1,5 +1,6 @@
 """A RabbitMQ server for tests. It leaves no process behind: it gets an epmd of its own, which ends with it."""
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -8,10 +9,13 @@ import signal
 import socket
 import struct
 import subprocess
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.harness.processes import Server, unused_port
 from tests.harness.spawn import Spawned, spawn
+from tests.harness.waiting import until
 
 _BIN = Path("/usr/lib/rabbitmq/bin")
 """The programs of Debian. `rabbitmq-server` on PATH runs as another user."""
@@ -98,6 +102,11 @@ class RabbitServer(Server):
             self._epmd.send_signal(signal.SIGKILL)
             self._epmd.wait(10)
 
+    async def until_saved(self) -> None:
+        """Wait until the server has saved where its streams are. Killed before, in the first second, it loses them."""
+        (names,) = (self._folder / "mnesia").glob("*/coordination/*/names.dets")
+        await until(lambda: time.time() - names.stat().st_mtime > 1, pause=0.1)
+
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""
         command = [str(_BIN / "rabbitmqctl"), "--quiet", *arguments]
@@ -126,6 +135,16 @@ class RabbitServer(Server):
             except OSError:
                 return False
         return True
+
+
+@contextlib.asynccontextmanager
+async def memory_alarm(server: RabbitServer) -> AsyncIterator[None]:
+    """Let the server have too little memory."""
+    await asyncio.to_thread(server.ctl, "set_vm_memory_high_watermark", "0")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.ctl, "set_vm_memory_high_watermark", "0.6")
 
 
 def remove_chunks(folder: Path, number: int) -> None:

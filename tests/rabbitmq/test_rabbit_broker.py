@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import aio_pika
@@ -11,6 +10,7 @@ import pytest
 
 from tests.harness.builders import event
 from tests.harness.rabbit_harness import RabbitHarness
+from tests.harness.rabbitmq import memory_alarm
 from tests.harness.waiting import until
 from timer_service.adapters.rabbitmq import RabbitBroker
 from timer_service.core.ports.broker import PublishStatus, QueryReply, Replies, Reply, Request
@@ -26,20 +26,10 @@ async def statuses(rabbit: RabbitHarness, messages: Sequence[Message]) -> list[P
     return [result.status for result in await rabbit.broker.publish(messages)]
 
 
-@asynccontextmanager
-async def alarm(rabbit: RabbitHarness) -> AsyncIterator[None]:
-    """Let the server have too little memory."""
-    await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0")
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(rabbit.server.ctl, "set_vm_memory_high_watermark", "0.6")
-
-
 async def test_memory_alarm(rabbit: RabbitHarness) -> None:
     """While the server has a memory alarm, it is full and says so, and replies do not wait. Afterwards it is well."""
     inbox = await rabbit.inbox()
-    async with alarm(rabbit):
+    async with memory_alarm(rabbit.server):
         first = await statuses(rabbit, [event(1)])
         second = await rabbit.broker.publish([event(2)] * 3)
         health, streams = rabbit.broker.health, rabbit.broker.streams.health
@@ -57,6 +47,7 @@ async def test_memory_alarm(rabbit: RabbitHarness) -> None:
 async def test_killed_server(rabbit: RabbitHarness) -> None:
     """A server that is killed has every event that it has confirmed. The service connects again."""
     assert await statuses(rabbit, [event(number) for number in range(50)]) == [P] * 50
+    await rabbit.server.until_saved()
     await rabbit.server.kill()
     assert await statuses(rabbit, [event(50)]) == [U]
     await rabbit.start()
@@ -74,6 +65,23 @@ async def test_missing_stream(rabbit: RabbitHarness, caplog: pytest.LogCaptureFi
     await rabbit.broker.streams.tick(0)
     assert await statuses(rabbit, [event(1)]) == [P]
     assert "a stream was created again" in caplog.text
+
+
+async def test_dead_letters_with_one_id(rabbit: RabbitHarness) -> None:
+    """Of several messages with the same id that no queue gets, none counts as published."""
+    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.dlq.log")
+    letter = event(1)._replace(address=event(1).address._replace(kind=Kind.DEAD_LETTER))
+    assert await statuses(rabbit, [letter, letter, letter._replace(id="other")]) == [U, U, U]
+    await rabbit.broker.streams.tick(0)
+    assert await statuses(rabbit, [letter, letter]) == [P, P]
+
+
+async def test_headers_too_large(rabbit: RabbitHarness) -> None:
+    """A message whose headers do not fit into a frame is refused. The others are published."""
+    large = event(1)._replace(headers={"large": "x" * 140_000})
+    found = await rabbit.broker.publish([large, event(2)])
+    assert [each.status for each in found] == [R, P]
+    assert "headers are larger" in found[0].reason
 
 
 async def test_missing_exchange(rabbit: RabbitHarness) -> None:

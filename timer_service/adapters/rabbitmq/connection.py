@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import cast
 
 import aiormq
-from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ProbableAuthenticationError
 from yarl import URL
 
@@ -66,11 +66,12 @@ class Connection:
                 await asyncio.sleep(_RECONNECT_SECONDS)
         self._keeping = asyncio.create_task(self._keep(), name=self._name)
 
-    async def channel(self, *, confirms: bool = False) -> AbstractChannel:
+    async def channel(self, *, confirms: bool = False) -> aiormq.Channel:
         """Open a channel. Raises one of `ERRORS`."""
         if self._connection is None:
             raise ConnectionError(self.last_error or "connection lost")
-        return await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
+        opened = await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
+        return cast(aiormq.Channel, opened)
 
     async def renew(self) -> None:
         """Disconnect, to connect again."""
@@ -87,17 +88,7 @@ class Connection:
 
     async def _connect(self) -> bool:
         """Connect and prepare, once. Return whether that succeeded. Raises `StartError`."""
-        login = await self._server.login()
-        url = URL.build(
-            scheme="amqp" if login.tls is None else "amqps",
-            user=login.user,
-            password=login.password,
-            host=self._server.host,
-            port=self._server.port,
-            path="/" + self._server.vhost.replace("/", "%2F"),
-            query={"heartbeat": str(_HEARTBEAT_SECONDS), "name": self._name},
-        )
-        connection = aiormq.Connection(url, context=login.tls)
+        connection = await new_connection(self._server, self._name)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.connect()
@@ -147,3 +138,18 @@ class Connection:
             await asyncio.wait([closing], timeout=_LOOK_SECONDS)
         error = None if closing.cancelled() else closing.exception()
         self.last_error = str(error or "") or "connection lost"
+
+
+async def new_connection(server: Server, name: str) -> aiormq.Connection:
+    """Return a connection that is not open yet, with the login of now."""
+    login = await server.login()
+    url = URL.build(
+        scheme="amqp" if login.tls is None else "amqps",
+        user=login.user,
+        password=login.password,
+        host=server.host,
+        port=server.port,
+        path="/" + server.vhost.replace("/", "%2F"),
+        query={"heartbeat": str(_HEARTBEAT_SECONDS), "name": name},
+    )
+    return aiormq.Connection(url, context=login.tls)

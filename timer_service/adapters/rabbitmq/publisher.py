@@ -1,29 +1,38 @@
-"""The publisher: messages in windows, each confirmed by the broker."""
+"""The publisher: messages in windows, each message confirmed by the broker.
+
+The frames of a window are written at once. `Channel.basic_publish` of the driver has a task, a lock and a wait for the
+socket for each message, and takes three times as long.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from aiormq import spec
-from aiormq.abc import AbstractChannel
+from aiormq import Channel, spec
+from aiormq.abc import ChannelFrame
 from aiormq.exceptions import DeliveryError, PublishError
+from pamqp.body import ContentBody
 from pamqp.exceptions import PAMQPException
+from pamqp.frame import marshal
+from pamqp.header import ContentHeader
 
 from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection
 from timer_service.adapters.rabbitmq.names import Names, write_key
 from timer_service.core.ports.broker import PUBLISHED, TRANSIENT, PublishResult, PublishStatus
+from timer_service.core.ports.turns import Turns
 from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
 from timer_service.core.values.message import Message
 from timer_service.core.values.parts import split
+
+Confirm = asyncio.Future[object]
 
 _CALL_SECONDS = 10
 """After this time a call sends nothing more, so that a slow broker does not outlast the lease of the rows."""
 _WINDOW = 500
 _WINDOW_BYTES = 1024 * 1024
+_BYTES_PER_TURN = 64 * 1024
 _LOOK_SECONDS = 0.1
 _PERSISTENT = 2
-_HEADERS_BYTES = 64 * 1024
-"""The broker needs a frame of 128 KiB for all headers and properties."""
 
 
 class Publisher:
@@ -35,23 +44,21 @@ class Publisher:
         self._connection = connection
         self._names = names
         self._monotonic = monotonic
-        self._channels: dict[Kind, AbstractChannel] = {}
+        self._channels: dict[Kind, Channel] = {}
         """One of each kind: a missing exchange closes the channel."""
 
     async def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Store messages. Return one result each, in order."""
         ends_at = self._monotonic() + _CALL_SECONDS
-        results: dict[int, PublishResult] = {}
-        sendable: dict[Kind, list[int]] = {}
+        indexes: dict[Kind, list[int]] = {}
         for index, message in enumerate(messages):
-            if (reason := _find_fault(message)) is not None:
-                results[index] = PublishResult(PublishStatus.REFUSED, reason)
-            else:
-                sendable.setdefault(message.address.kind, []).append(index)
-        for kind, indexes in sendable.items():
-            found = await self._publish_kind(kind, [messages[index] for index in indexes], ends_at)
-            results.update(zip(indexes, found, strict=True))
-        return [results[index] for index in range(len(messages))]
+            indexes.setdefault(message.address.kind, []).append(index)
+        results = [PUBLISHED] * len(messages)
+        for kind, those in indexes.items():
+            found = await self._publish_kind(kind, [messages[index] for index in those], ends_at)
+            for index, result in zip(those, found, strict=True):
+                results[index] = result
+        return results
 
     async def _publish_kind(self, kind: Kind, messages: Sequence[Message], ends_at: float) -> list[PublishResult]:
         """Publish one window after the other.
@@ -70,7 +77,7 @@ class Publisher:
             else:
                 results += [blocked] * len(window)
         if PUBLISHED in results:  # the broker has room, so a queue of users rejects this message
-            return [_refused(each) if each.status is PublishStatus.FULL else each for each in results]
+            return [_refused(each.reason) if each.status is PublishStatus.FULL else each for each in results]
         return results
 
     async def _publish_window(self, kind: Kind, messages: Sequence[Message]) -> list[PublishResult]:
@@ -78,70 +85,90 @@ class Publisher:
         if self._connection.blocked:
             return [self._full()] * len(messages)
         try:
-            channel = await self._channel(kind)
+            if (channel := self._channels.get(kind)) is None or channel.is_closed:
+                channel = self._channels[kind] = await self._connection.channel(confirms=True)
+            confirms = await self._send(channel, self._names.exchange(kind), messages)
         except ERRORS as error:
             return [_unavailable(_text(error))] * len(messages)
-        sent = [asyncio.create_task(self._publish_one(channel, each)) for each in messages]
         try:
-            return await self._wait_confirmed(sent)
+            await self._wait(confirms)
         finally:
-            for task in sent:
-                task.cancel()
+            for message, confirm in zip(messages, confirms, strict=True):
+                channel.message_id_delivery_tag.pop(message.id, None)
+                confirm.cancel()
+        results = [self._result(kind, confirm) for confirm in confirms]
+        # The driver knows a message that no queue gets by its id alone, and several dead letters can have the same one.
+        lost = {message.id: each for message, each in zip(messages, results, strict=True) if each.status in TRANSIENT}
+        return [lost.get(message.id, each) for message, each in zip(messages, results, strict=True)]
 
-    async def _wait_confirmed(self, sent: Sequence[asyncio.Task[PublishResult]]) -> list[PublishResult]:
+    @staticmethod
+    async def _send(channel: Channel, exchange: str, messages: Sequence[Message]) -> list[Confirm]:
+        """Send messages in one write. Return the future confirm of each."""
+        turns = Turns(_BYTES_PER_TURN)
+        confirms, frames = [], []
+        for message in messages:
+            await turns.take(len(message.body))
+            confirms.append(channel.create_future())
+            try:
+                frames.append(_encode(message, exchange, channel))
+            except (PAMQPException, TypeError, ValueError) as error:
+                confirms[-1].set_exception(error)
+        async with channel.lock, asyncio.timeout(ANSWER_SECONDS):
+            await channel.write_queue.put(ChannelFrame(b"".join(frames), should_close=False))
+            for message, confirm in zip(messages, confirms, strict=True):
+                if not confirm.done():
+                    channel.delivery_tag += 1
+                    channel.confirmations[channel.delivery_tag] = confirm
+                    channel.message_id_delivery_tag[message.id] = channel.delivery_tag
+        return confirms
+
+    async def _wait(self, confirms: Sequence[Confirm]) -> None:
         """Wait for the confirms, until the broker blocks the connection or the time is over."""
         late_at = self._monotonic() + ANSWER_SECONDS
-        waiting: set[asyncio.Task[PublishResult]] = {*sent}
+        waiting = {*confirms}
         while waiting and not self._connection.blocked and self._monotonic() < late_at:
             _, waiting = await asyncio.wait(waiting, timeout=_LOOK_SECONDS)
-        left = self._full() if self._connection.blocked else _unavailable("no confirm in time")
-        return [task.result() if task.done() else left for task in sent]
 
-    async def _publish_one(self, channel: AbstractChannel, message: Message) -> PublishResult:
-        """Send one message, and return how it ended."""
-        exchange = self._names.exchange(message.address.kind)
-        properties = spec.Basic.Properties(
-            message_id=message.id,
-            headers=dict(message.headers),
-            delivery_mode=_PERSISTENT,
-            content_type="application/json",
-        )
-        try:
-            await channel.basic_publish(
-                message.body,
-                exchange=exchange,
-                routing_key=write_key(message.address),
-                properties=properties,
-                mandatory=True,
-            )
-        except PublishError:
-            stream = self._names.stream(message.address.kind)
-            return _unavailable(f"exchange {exchange} has no queue: stream {stream} is missing or not bound to it")
-        except DeliveryError:
-            return PublishResult(PublishStatus.FULL, f"a queue behind exchange {exchange} rejects the message")
-        except ERRORS as error:
-            return _unavailable(_text(error))
-        except (PAMQPException, TypeError, ValueError) as error:
-            return PublishResult(PublishStatus.REFUSED, f"cannot be sent: {_text(error)}")
-        return PUBLISHED
-
-    async def _channel(self, kind: Kind) -> AbstractChannel:
-        """Return the open channel of a kind. Raises one of `ERRORS`."""
-        if (channel := self._channels.get(kind)) is None or channel.is_closed:
-            channel = self._channels[kind] = await self._connection.channel(confirms=True)
-        return channel
+    def _result(self, kind: Kind, confirm: Confirm) -> PublishResult:
+        """Return how publishing one message ended."""
+        if confirm.cancelled():
+            return self._full() if self._connection.blocked else _unavailable("no confirm in time")
+        exchange, stream = self._names.exchange(kind), self._names.stream(kind)
+        match confirm.exception():
+            case None:
+                return PUBLISHED
+            case PublishError():
+                return _unavailable(f"exchange {exchange} has no queue: stream {stream} is missing or not bound to it")
+            case DeliveryError():
+                return PublishResult(PublishStatus.FULL, f"a queue behind exchange {exchange} rejects the message")
+            case (PAMQPException() | TypeError() | ValueError()) as error:
+                return _refused(f"cannot be sent: {_text(error)}")
+            case error:
+                return _unavailable(_text(error))
 
     def _full(self) -> PublishResult:
         return PublishResult(PublishStatus.FULL, self._connection.health.reason or "")
 
 
-def _find_fault(message: Message) -> str | None:
-    """Return why a message must not be sent; None if it may be."""
+def _encode(message: Message, exchange: str, channel: Channel) -> bytes:
+    """Return the frames of a message. Raises one of the errors of the driver, or ValueError if it is too large."""
     if len(message.body) > MAX_MESSAGE_BYTES:
-        return f"larger than {MAX_MESSAGE_BYTES} bytes"
-    if _size(message) - len(message.body) > _HEADERS_BYTES:
-        return f"its headers are larger than {_HEADERS_BYTES} bytes"
-    return None
+        raise ValueError(f"it is larger than {MAX_MESSAGE_BYTES} bytes")
+    properties = spec.Basic.Properties(
+        message_id=message.id,
+        headers=dict(message.headers),
+        delivery_mode=_PERSISTENT,
+        content_type="application/json",
+    )
+    most = channel.max_content_size
+    header = ContentHeader(body_size=len(message.body), properties=properties)
+    publish = spec.Basic.Publish(exchange=exchange, routing_key=write_key(message.address), mandatory=True)
+    body = (ContentBody(message.body[at : at + most]) for at in range(0, len(message.body), most))
+    number = channel.number
+    written = [marshal(publish, number), marshal(header, number), *(marshal(each, number) for each in body)]
+    if max(map(len, written)) > most + channel.CONTENT_FRAME_SIZE:
+        raise ValueError(f"its headers are larger than {most} bytes")
+    return b"".join(written)
 
 
 def _size(message: Message) -> int:
@@ -149,8 +176,8 @@ def _size(message: Message) -> int:
     return len(message.body) + sum(len(name) + len(value) for name, value in message.headers.items())
 
 
-def _refused(result: PublishResult) -> PublishResult:
-    return PublishResult(PublishStatus.REFUSED, result.reason)
+def _refused(reason: str) -> PublishResult:
+    return PublishResult(PublishStatus.REFUSED, reason)
 
 
 def _unavailable(reason: str) -> PublishResult:

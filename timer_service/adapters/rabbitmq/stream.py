@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from rstream import schema
-from rstream.constants import OffsetType
+from rstream.constants import Key, OffsetType
 from rstream.encoding import decode_frame, encode_frame
 from rstream.exceptions import OffsetNotFound, ServerError
 
@@ -27,6 +27,7 @@ _FOLLOWING, _LOOKING = 1, 2
 _DELIVERY = b"\0\x08\0\1"
 _CHUNK = struct.Struct(">4x B 2x H I q 8x Q 16x")
 """The beginning of a delivery: subscription, entries, records, time and first offset."""
+schema.registry[False, Key.Route] = schema.SuperStreamRouteResponse  # RabbitMQ 3.10 sends it as if it were a request
 ERRORS = (OSError, EOFError, ServerError, ValueError, KeyError, TimeoutError)
 
 
@@ -111,6 +112,11 @@ class StreamConnection:
             await self._ask(schema.Unsubscribe, subscription_id=_LOOKING)
             found, self._look = self._look, None
         return found
+
+    async def is_bound_to(self, exchange: str) -> bool:
+        """Return whether an exchange passes messages of every key to the stream."""
+        found = await self._ask(schema.SuperStreamRoute, super_stream=exchange, routing_key="any.key")
+        return self._stream in found.streams
 
     async def follow(self, where: schema.OffsetSpec, chunks: int, on_chunk: Callable[[Chunk], None]) -> None:
         """Call `on_chunk` with up to so many chunks from a place on, and with more as `ask_more` asks for them."""

@@ -127,6 +127,10 @@ def _checks(broker: str) -> CheckBroker:
         from timer_service.cli.doctor.redis import check_redis  # noqa: PLC0415 - an extra
 
         return check_redis
+    if broker == "rabbitmq":
+        from timer_service.cli.doctor.rabbitmq import check_rabbitmq  # noqa: PLC0415 - an extra
+
+        return check_rabbitmq
     from timer_service.cli.doctor.nats import check_nats  # noqa: PLC0415 - a service uses one broker
 
     return check_nats
