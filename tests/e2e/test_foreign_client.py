@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import subprocess
 from datetime import datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.live_service import BROKERS
@@ -60,6 +62,14 @@ async def test_client_on_node_schedules_a_timer(client: Path, tmp_path: Path, na
     assert datetime.fromisoformat(fired["reachedAt"]) >= datetime.fromisoformat(wanted["dueAt"])
     assert printed["timer"]["state"] == "Reached"
     assert printed["refusal"]["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.slow
+def test_the_asyncapi_document_is_valid(client: Path) -> None:
+    """The document conforms to the schema of AsyncAPI 3.0."""
+    schema = json.loads((client / "node_modules/@asyncapi/specs/schemas/3.0.0.json").read_text("utf-8"))
+    document = runpy.run_path(str(CONTRACTS / "generate.py"))["asyncapi"]()
+    assert [each.message for each in Draft7Validator(schema).iter_errors(document)] == []
 
 
 @pytest.mark.slow
