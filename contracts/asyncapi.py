@@ -1,20 +1,27 @@
 """The AsyncAPI document: addresses, operations, streams, and every schema.
 
+On NATS, each message has a channel of its own. On Redis and RabbitMQ, each kind of message has one, because a field or
+a part of the routing key names the message.
+
 The document is complete. No reference in it leads to another file.
 """
 
 import inspect
 import json
 import re
+import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import metadata
+from pathlib import Path
 from typing import Any
 
 from timer_service.core.requests.query import QueryRoute
 from timer_service.core.requests.requests import RequestRoute
-from timer_service.core.values.address import Kind, kebab
+from timer_service.core.values.address import Address, Kind, kebab
 from timer_service.core.values.message import Payload
 
+_ADDRESSES = runpy.run_path(str(Path(__file__).parent / "addresses.py"))
+TENANT, MESSAGE, TOPIC, CONSUMER = (_ADDRESSES[each] for each in ("TENANT", "MESSAGE", "TOPIC", "CONSUMER"))
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
 _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
@@ -32,16 +39,44 @@ _CONSUMER = {
     "filter_subject": "timer.cmd.v1.*.*",
     "ack_policy": "none",
 }
+_SERVERS = {
+    "nats": {
+        "host": "localhost:4222",
+        "protocol": "nats",
+        "description": "NATS with JetStream (TIMER_BROKER_URL). Subjects begin with TIMER_SUBJECT_PREFIX.",
+    },
+    "redis": {
+        "host": "localhost:6379",
+        "protocol": "redis",
+        "description": "Redis or Valkey (TIMER_BROKER_URL). Keys and channels begin with TIMER_SUBJECT_PREFIX.",
+    },
+    "rabbitmq": {
+        "host": "localhost:5672",
+        "protocol": "amqp",
+        "protocolVersion": "0.9.1",
+        "description": "RabbitMQ (TIMER_BROKER_URL). Exchanges and queues begin with TIMER_SUBJECT_PREFIX.",
+    },
+}
+_FIELDS = {
+    Kind.COMMAND: ["tenant", "type", "body", "id", "reply-to"],
+    Kind.EVENT: ["type", "topic", "body", "id"],
+    Kind.DEAD_LETTER: ["tenant", "type", "body", "id"],
+    Kind.QUERY: ["tenant", "type", "body", "reply-to"],
+    Kind.REQUEST: ["tenant", "type", "body", "reply-to"],
+}
+"""The fields of the entries of streams on Redis. Every other field is a header."""
 _TEXT = {"type": "string"}
 _HEADERS = {
     Kind.COMMAND: {
-        "Nats-Msg-Id": "The body's id. JetStream drops a second message with the same id in the duplicate window.",
-        "Timer-Reply-To": "The inbox that receives the outcome.",
+        "Nats-Msg-Id": "The body's id. JetStream drops a second message with the same id in the duplicate window. "
+        "On Redis the field id, on RabbitMQ the property message_id.",
+        "Timer-Reply-To": "The inbox that receives the outcome. On Redis the field reply-to, on RabbitMQ the property "
+        "reply_to.",
         "traceparent": "W3C trace context. The event carries the same value.",
         "tracestate": "W3C trace context. The event carries the same value.",
     },
     Kind.EVENT: {
-        "Nats-Msg-Id": "The body's id.",
+        "Nats-Msg-Id": "The body's id. On Redis the field id, on RabbitMQ the property message_id.",
         "traceparent": "The trace context of the command.",
         "tracestate": "The trace context of the command.",
         "ce-specversion": "With TIMER_CLOUDEVENTS: 1.0, the version of CloudEvents.",
@@ -54,15 +89,15 @@ _HEADERS = {
     Kind.DEAD_LETTER: {
         "Timer-Error-Code": "The error code.",
         "Timer-Error-Message": "Why the command was rejected.",
-        "Timer-Source-Subject": "The subject the command was published to, escaped to ASCII, at most 1,000 bytes.",
-        "Timer-Source-Sequence": "The sequence of the command in the command stream.",
+        "Timer-Source-Subject": "The address the command was published to, escaped to ASCII, at most 1,000 bytes.",
+        "Timer-Source-Sequence": "The sequence of the command in the log of commands.",
         "Timer-Original-Headers": "The command's own headers, as a JSON object: the array of the values of each name.",
         "Timer-Body-Omitted": "Set if the command's body was left out to make room for these headers.",
         "Timer-Headers-Omitted": "Set if the command's own headers were left out, because they are too large.",
     },
     Kind.QUERY: {
-        "Nats-Service-Error": "The error message. Only set on an error reply.",
-        "Nats-Service-Error-Code": "The error code. Only set on an error reply.",
+        "Nats-Service-Error": "The error message. Only set on an error reply, and only on NATS.",
+        "Nats-Service-Error-Code": "The error code. Only set on an error reply, and only on NATS.",
     },
 }
 
@@ -75,6 +110,13 @@ def document(
     schemas: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the AsyncAPI document of these messages. `schemas` holds the JSON Schema of each body by its name."""
+    names = {
+        Kind.COMMAND: [each.type for each in commands],
+        Kind.EVENT: [each.type for each in events],
+        Kind.DEAD_LETTER: ["DeadLetter"],
+        Kind.QUERY: [each.request.__name__ for each in queries],
+        Kind.REQUEST: [each.request.__name__ for each in requests],
+    }
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -84,13 +126,7 @@ def document(
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",
-        "servers": {
-            "nats": {
-                "host": "localhost:4222",
-                "protocol": "nats",
-                "description": "NATS with JetStream (TIMER_BROKER_URL). Subjects begin with TIMER_SUBJECT_PREFIX.",
-            }
-        },
+        "servers": _SERVERS,
         "x-jetstream": {
             "streams": [
                 {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.{_ANY_MESSAGE.get(kind, '*')}"]}
@@ -102,7 +138,7 @@ def document(
             **{f"command-{kebab(each.type)}": _channel(Kind.COMMAND, each.type) for each in commands},
             **{f"event-{kebab(each.type)}": _channel(Kind.EVENT, each.type) for each in events},
             **{
-                f"event-{kebab(each.type)}-topic": _channel(Kind.EVENT, each.type, f"{kebab(each.type)}.{{topic}}")
+                f"event-{kebab(each.type)}-topic": _channel(Kind.EVENT, each.type, topic=TOPIC)
                 for each in events
                 if each.has_topic
             },
@@ -110,8 +146,9 @@ def document(
             **{f"request-{each.name}": _channel(Kind.REQUEST, each.request.__name__, each.name) for each in requests},
             **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in (*queries, *requests)},
             "event-resubmitted": _resubmitted(events),
-            "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", "{message}"),
+            "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", MESSAGE),
             "command-outcome": _inbox("CommandOutcome"),
+            **dict(_shared_channels(names)),
         },
         "operations": {
             **{f"handle-{kebab(each.type)}": _handle(each.type) for each in commands},
@@ -125,6 +162,7 @@ def document(
             **{f"answer-{each.name}": _answer("request", each.name) for each in requests},
             "publish-resubmitted": _send("event-resubmitted"),
             "publish-dead-letter": _send("dead-letter"),
+            **dict(_shared_operations(names)),
         },
         "components": {
             "parameters": {
@@ -132,7 +170,9 @@ def document(
                 "consumer": {
                     "description": "The consumer that parked the event: 1 to 64 letters, digits, dashes or underscores."
                 },
-                "message": {"description": "The last token of the rejected command's subject."},
+                "message": {
+                    "description": "The type in kebab case, or `resubmitted` for an event that a consumer gets again."
+                },
                 "topic": {
                     "description": "The topic of the timer or schedule: 1 to 64 lower-case letters, digits, dashes or "
                     "underscores. The first one is a letter or digit."
@@ -177,33 +217,77 @@ def _ref(*path: str) -> dict[str, str]:
     return {"$ref": "/".join(("#", *path))}
 
 
-def _channel(kind: Kind, message: str, last: str = "") -> dict[str, Any]:
-    parameters = ["tenant", *(name for name in ("message", "topic") if f"{{{name}}}" in last)]
-    kept = {"x-jetstream": {"stream": _STREAMS[kind]["stream"]}} if kind in _STREAMS else {}
-    return {
-        "address": f"timer.{kind}.v1.{{tenant}}.{last or kebab(message)}",
-        "parameters": {name: _ref("components", "parameters", name) for name in parameters},
-        "messages": {message: _ref("components", "messages", message)},
-        **kept,
-    }
+def _channel(kind: Kind, name: str, message: str = "", topic: str | None = None) -> dict[str, Any]:
+    """Return the channel of a message on NATS. `message`: in its address, by default the name in kebab case."""
+    address = Address(kind, TENANT, message or kebab(name), topic)
+    return _nats_channel(kind, _ADDRESSES["subject"](address), [name])
 
 
 def _resubmitted(events: Sequence[type[Payload]]) -> dict[str, Any]:
     """Return the channel of events that one consumer has parked, and gets again."""
-    return {
-        "address": f"timer.{Kind.EVENT}.v1.{{tenant}}.resubmitted.{{consumer}}",
-        "parameters": {name: _ref("components", "parameters", name) for name in ("tenant", "consumer")},
-        "messages": {each.type: _ref("components", "messages", each.type) for each in events},
-        "x-jetstream": {"stream": _STREAMS[Kind.EVENT]["stream"]},
-    }
+    address = Address(Kind.EVENT, TENANT, _ADDRESSES["RESUBMITTED"], CONSUMER)
+    return _nats_channel(Kind.EVENT, _ADDRESSES["subject"](address), [each.type for each in events])
+
+
+def _nats_channel(kind: Kind, address: str, names: Sequence[str]) -> dict[str, Any]:
+    kept = {"x-jetstream": {"stream": _STREAMS[kind]["stream"]}} if kind in _STREAMS else {}
+    return _channel_on("nats", address, names) | kept
 
 
 def _inbox(message: str) -> dict[str, Any]:
+    inbox = "An inbox of the client. Its subject begins with TIMER_REPLY_PREFIX (_INBOX.)."
+    return _channel_on("nats", None, [message], inbox)
+
+
+def _shared_channels(names: Mapping[Kind, Sequence[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the channels on Redis and RabbitMQ, which many messages share."""
+    for kind, all_names in names.items():
+        address = Address(kind, TENANT, MESSAGE)
+        fields = {"x-redis": {"type": "stream", "fields": _FIELDS[kind]}}
+        yield f"redis-{_name(kind)}", _channel_on("redis", _ADDRESSES["stream"](address), all_names) | fields
+        yield f"rabbitmq-{_name(kind)}", _amqp_channel(address, all_names)
+    yield "rabbitmq-event-topic", _amqp_channel(Address(Kind.EVENT, TENANT, MESSAGE, TOPIC), names[Kind.EVENT])
+    answers = [f"{each}Answer" for each in (*names[Kind.QUERY], *names[Kind.REQUEST])]
+    replies = ["CommandOutcome", *answers]
+    published = "A channel of the client. Its name begins with TIMER_SUBJECT_PREFIX:reply: (timer:reply:)."
+    yield "redis-reply", _channel_on("redis", None, replies, published)
+    direct = "Direct reply-to: amq.rabbitmq.reply-to. The correlation id is that of the request."
+    yield "rabbitmq-reply", _channel_on("rabbitmq", None, replies, direct)
+
+
+def _name(kind: Kind) -> str:
+    return kind.name.lower().replace("_", "-")
+
+
+def _amqp_channel(address: Address, names: Sequence[str]) -> dict[str, Any]:
+    exchange, key = _ADDRESSES["exchange_and_key"](address)
+    topic_exchange = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
+    amqp = {"is": "routingKey", "exchange": topic_exchange, "bindingVersion": "0.3.0"}
+    return _channel_on("rabbitmq", key, names) | {"bindings": {"amqp": amqp}}
+
+
+def _channel_on(server: str, address: str | None, names: Sequence[str], description: str = "") -> dict[str, Any]:
+    parameters = re.findall(r"{(\w+)}", address or "")
     return {
-        "address": None,
-        "description": "An inbox of the client. Its subject begins with TIMER_REPLY_PREFIX (_INBOX.).",
-        "messages": {message: _ref("components", "messages", message)},
+        "address": address,
+        "servers": [_ref("servers", server)],
+        **({"description": description} if description else {}),
+        **({"parameters": {each: _ref("components", "parameters", each) for each in parameters}} if parameters else {}),
+        "messages": {each: _ref("components", "messages", each) for each in names},
     }
+
+
+def _shared_operations(names: Mapping[Kind, Sequence[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the operations on the channels that many messages share."""
+    for server in ("redis", "rabbitmq"):
+        for kind in names:
+            channel = f"{server}-{_name(kind)}"
+            if kind in {Kind.EVENT, Kind.DEAD_LETTER}:
+                yield f"publish-{channel}", _send(channel)
+            else:
+                reply = {"reply": {"channel": _ref("channels", f"{server}-reply")}}
+                yield f"handle-{channel}", {"action": "receive", "channel": _ref("channels", channel)} | reply
+    yield "publish-rabbitmq-event-topic", _send("rabbitmq-event-topic")
 
 
 def _handle(message: str) -> dict[str, Any]:

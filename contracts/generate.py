@@ -131,12 +131,12 @@ def _document(name: str, title: str, model: Any) -> dict[str, Any]:
 
 
 def _without_noise(node: Any) -> Any:
-    """Remove the titles that pydantic makes of field names, and `default: null`."""
+    """Remove the titles that pydantic makes of field names, `default: null`, and what JSON Schema does not have."""
     if isinstance(node, list):
         return [_without_noise(each) for each in node]
     if not isinstance(node, dict):
         return node
-    noise: dict[str, type] = {"title": str, "default": type(None)}
+    noise: dict[str, type] = {"title": str, "default": type(None), "discriminator": dict}
     return {
         name: _without_noise(each)
         for name, each in node.items()

@@ -1,4 +1,4 @@
-"""Tests of contracts/asyncapi.yaml with a running service and with the parser of AsyncAPI."""
+"""Tests of contracts/asyncapi.yaml with a running service."""
 
 import runpy
 from datetime import timedelta

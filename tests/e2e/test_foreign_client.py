@@ -1,8 +1,9 @@
-"""A client and a worker on Node (nats.js). They share only contracts/ with this package."""
+"""Clients on Node for each broker, and a worker. They share only contracts/ with this package."""
 
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import subprocess
 from datetime import datetime
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tests.e2e.conftest import ON_SQLITE, User
+from tests.harness.live_service import BROKERS
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_worker import RawWorker, start_workflows
 
@@ -19,13 +22,13 @@ CLIENT = Path(__file__).parent / "foreign_client"
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the client in a temporary folder. Without Node, skip the test, or fail it in CI."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         absent = "node and npm are not installed"
         pytest.fail(absent) if os.environ.get("CI") == "true" else pytest.skip(absent)
-    folder = tmp_path / "client"
+    folder = tmp_path_factory.mktemp("node") / "client"
     shutil.copytree(CLIENT, folder)
     run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", folder=folder)
     return folder
@@ -38,11 +41,16 @@ def run(*command: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-async def test_client_on_node_schedules_a_timer(client: Path, broker: NatsServer, service: Service) -> None:
-    """A client on Node schedules a timer and receives its outcome and event. Command and event match the schemas."""
-    printed = json.loads(await asyncio.to_thread(run, "node", "client.mjs", broker.url, str(CONTRACTS), folder=client))
+@pytest.mark.parametrize("name", BROKERS)
+async def test_client_on_node_schedules_a_timer(client: Path, tmp_path: Path, name: str) -> None:
+    """A client on Node schedules a timer, receives its outcome and event, and asks for it, over each broker.
+
+    All messages match the schemas.
+    """
+    async with BROKERS[name].start(tmp_path) as broker, Service(tmp_path, broker.url):
+        run_client = ("node", "client.mjs", broker.url, str(CONTRACTS))
+        printed = json.loads(await asyncio.to_thread(run, *run_client, folder=client))
     command, event = printed["command"], printed["event"]
-    assert printed["stream"] == "TIMER_CMD"
     assert printed["outcome"]["commandId"] == command["id"]
     assert printed["outcome"]["outcome"] == "scheduled"
     assert event["type"] == "DueTimeReached"
@@ -52,6 +60,16 @@ async def test_client_on_node_schedules_a_timer(client: Path, broker: NatsServer
     fired, wanted = event["payload"], command["payload"]
     assert {name: fired[name] for name in wanted} == wanted
     assert datetime.fromisoformat(fired["reachedAt"]) >= datetime.fromisoformat(wanted["dueAt"])
+    assert printed["timer"]["state"] == "Reached"
+    assert printed["refusal"]["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.slow
+def test_the_asyncapi_document_is_valid(client: Path) -> None:
+    """The document conforms to the schema of AsyncAPI 3.0."""
+    schema = json.loads((client / "node_modules/@asyncapi/specs/schemas/3.0.0.json").read_text("utf-8"))
+    document = runpy.run_path(str(CONTRACTS / "generate.py"))["asyncapi"]()
+    assert [each.message for each in Draft7Validator(schema).iter_errors(document)] == []
 
 
 @pytest.mark.slow

@@ -145,7 +145,37 @@ def test_the_asyncapi_document_stands_alone() -> None:
         "timer.dlq.v1.{tenant}.{message}",
         None,  # inboxes
     }
-    assert {each["address"] for each in document["channels"].values()} == served
+    assert addresses_on(document, "nats").keys() == served
+
+
+def test_the_asyncapi_document_has_every_message_on_each_broker() -> None:
+    """On Redis and RabbitMQ, a channel of each kind has the messages that have channels of their own on NATS."""
+    document = GENERATED["asyncapi"]()
+    on_redis, on_rabbitmq = addresses_on(document, "redis"), addresses_on(document, "rabbitmq")
+    assert on_redis.keys() == {"timer:cmd", "timer:evt:{tenant}", "timer:dlq", "timer:qry", "timer:wrk", None}
+    assert on_rabbitmq.keys() == {"{tenant}.{message}", "{tenant}.{message}.{topic}", None}
+    every_message = {*document["components"]["messages"]}
+    for found in (on_redis, on_rabbitmq):
+        assert {name for names in found.values() for name in names} == every_message
+    exchanges = {
+        each["bindings"]["amqp"]["exchange"]["name"] for each in document["channels"].values() if "bindings" in each
+    }
+    assert exchanges == {"timer.cmd", "timer.evt", "timer.dlq", "timer.qry", "timer.wrk"}
+
+
+def addresses_on(document: Any, server: str) -> dict[str | None, set[str]]:
+    """Return the addresses of the channels on a broker, each with its messages."""
+    found: dict[str | None, set[str]] = {}
+    for channel in document["channels"].values():
+        if channel["servers"] == [{"$ref": f"#/servers/{server}"}]:
+            found.setdefault(channel["address"], set()).update(channel["messages"])
+    return found
+
+
+def test_the_page_has_the_table_of_addresses() -> None:
+    """README.md shows the addresses that the adapters have. If this fails, copy the table of `addresses.py`."""
+    table: str = runpy.run_path(str(CONTRACTS / "addresses.py"))["table"]()
+    assert table in (CONTRACTS / "README.md").read_text("utf-8"), table
 
 
 class Sent:

@@ -1,28 +1,29 @@
-// Schedules a timer and waits for its event, knowing nothing but contracts/.
+// Schedules a timer, waits for its event and asks for its state, knowing nothing but contracts/.
 // node client.mjs BROKER_URL CONTRACTS_FOLDER
-import { jetstream } from "@nats-io/jetstream";
-import { connect, createInbox, headers } from "@nats-io/transport-node";
 import { conformingTo } from "./contracts.mjs";
 
 const [url, contracts] = process.argv.slice(2);
 const TENANT = "node-shop";
-const PATIENCE_MS = 10_000;
+const PATIENCE_MS = 20_000;
+const BROKERS = { "nats:": "./nats.mjs", "redis:": "./redis.mjs", "amqp:": "./rabbitmq.mjs" };
 
-const conforming = conformingTo(contracts);
+// Each of these modules has a function `connect(url, tenant, eventType)`, which begins to receive the events of this
+// type. The result has functions that return promises:
+//   send(type, command)  publishes a command, and returns its outcome
+//   event()              returns the first event, as { messageId, body }
+//   ask(name, query)     returns the reply to a query
+//   close()
+const { connect } = await import(BROKERS[new URL(url).protocol]);
 
-async function next(subscription) {
-  for await (const message of subscription) {
-    return message;
-  }
-  throw new Error("nothing came");
+function within(promise, what) {
+  return Promise.race([
+    promise,
+    new Promise((_, reject) => setTimeout(() => reject(new Error(`no ${what} came`)), PATIENCE_MS).unref()),
+  ]);
 }
 
-const connection = await connect({ servers: url });
-const inbox = createInbox();
-const patience = { max: 1, timeout: PATIENCE_MS };
-const outcomes = connection.subscribe(inbox, patience);
-const events = connection.subscribe(`timer.evt.v1.${TENANT}.due-time-reached`, patience);
-
+const conforming = conformingTo(contracts);
+const broker = await connect(url, TENANT, "due-time-reached");
 const command = conforming("schedule-timer", {
   id: "order-4711-payment-1",
   type: "ScheduleTimer",
@@ -34,20 +35,17 @@ const command = conforming("schedule-timer", {
     data: { amount: 12.5, note: "ü" },
   },
 });
-const wanted = headers();
-wanted.set("Nats-Msg-Id", command.id);
-wanted.set("Timer-Reply-To", inbox);
-const stored = await jetstream(connection).publish(
-  `timer.cmd.v1.${TENANT}.schedule-timer`,
-  JSON.stringify(command),
-  { headers: wanted },
-);
+const outcome = conforming("command-outcome", await within(broker.send("schedule-timer", command), "outcome"));
+const { messageId, body } = await within(broker.event(), "event");
+const event = conforming("due-time-reached", body);
 
-const outcome = (await next(outcomes)).json();
-const delivered = await next(events);
-const event = conforming("due-time-reached", delivered.json());
-await connection.close();
+async function getTimer(serviceCallId) {
+  const query = conforming("get-timer", { serviceCallId });
+  return conforming("get-timer-answer", await within(broker.ask("get-timer", query), "reply"));
+}
 
-console.log(
-  JSON.stringify({ command, stream: stored.stream, outcome, event, messageId: delivered.headers.get("Nats-Msg-Id") }),
-);
+const timer = await getTimer(command.payload.serviceCallId);
+const refusal = await getTimer("unknown");
+await broker.close();
+
+console.log(JSON.stringify({ command, outcome, event, messageId, timer, refusal }));
