@@ -16,6 +16,7 @@ class Figure(NamedTuple):
     name: str
     store: str = "sqlite"
     instances: int = 1
+    broker: str = "nats"
 
 
 class Row(NamedTuple):
@@ -50,35 +51,21 @@ _PEER_P50, _PEER_P99 = "lateness p50 at 200/s, ms", "lateness p99 at 200/s, ms"
 _SINGLE = "lateness of the other tenant's timer, ms"
 _NATS = "nats-server"
 _PEER_STORES = {"pgqueuer": "postgres", "procrastinate": "postgres", "saq": "postgres", "huey": "sqlite"}
+_REDIS_PEERS = ("faststream-redis-timers", "arq", "saq-redis", "bullmq")
 NO_BROKER = "none"
 """The `sync` of a scenario without a broker."""
 
 
-def _peer_rows(peer: str, store: str) -> tuple[Row, ...]:
+def _peer_rows(
+    peer: str, store: str = "sqlite", broker: str = "nats", syncs: Sequence[str] = ("always",)
+) -> tuple[Row, ...]:
+    ours, theirs = Figure("drain", "timers/s", store, 1, broker), Figure(peer, "jobs/s", store, 1, broker)
+    p50, p99 = theirs._replace(name=_PEER_P50), theirs._replace(name=_PEER_P99)
+    lag = ours._replace(scenario="lag")
     return (
-        Row(
-            "due together, per second",
-            Figure("drain", "timers/s", store),
-            peer,
-            Figure(peer, "jobs/s", store),
-            syncs=("always",),
-        ),
-        Row(
-            "lag p50 at 200/s, ms",
-            Figure("lag", _P50, store),
-            peer,
-            Figure(peer, _PEER_P50, store),
-            less_is_better=True,
-            syncs=("always",),
-        ),
-        Row(
-            "lag p99 at 200/s, ms",
-            Figure("lag", _P99, store),
-            peer,
-            Figure(peer, _PEER_P99, store),
-            less_is_better=True,
-            syncs=("always",),
-        ),
+        Row("due together, per second", ours, peer, theirs, syncs=syncs),
+        Row("lag p50 at 200/s, ms", lag._replace(name=_P50), peer, p50, less_is_better=True, syncs=syncs),
+        Row("lag p99 at 200/s, ms", lag._replace(name=_P99), peer, p99, less_is_better=True, syncs=syncs),
     )
 
 
@@ -115,6 +102,8 @@ ROWS = (
         syncs=("always",),
     ),
     *(row for peer, store in _PEER_STORES.items() for row in _peer_rows(peer, store)),
+    *(row for peer in _REDIS_PEERS for row in _peer_rows(peer, broker="redis", syncs=SYNCS)),
+    *_peer_rows("celery", broker="rabbitmq", syncs=("default",)),
     Row(
         "workflows of one step, per second",
         Figure("workflows", "workflows/s"),
@@ -155,8 +144,8 @@ def ratios(benchmark: Benchmark, rows: Sequence[Row] = ROWS) -> Iterator[Ratio]:
                 yield Ratio(row, sync, *values, min(counts[ours[0]], counts[theirs[0]]))
 
 
-def _place(measured: Figure | Run, sync: str) -> tuple[str, str, str, int]:
-    return (measured.scenario, measured.store, sync, measured.instances)
+def _place(measured: Figure | Run, sync: str) -> tuple[str, str, str, int, str]:
+    return (measured.scenario, measured.store, sync, measured.instances, measured.broker)
 
 
 def _counts(records: Iterable[Record]) -> dict[Run, int]:

@@ -112,7 +112,7 @@ async def _fire(rig: Rig, client: Client, service: Fleet, size: int) -> tuple[fl
         return before + _FIRED - await stored_events(client)
 
     started = time.time()
-    await send_frames(rig.nats_port, frames)
+    await send_frames(rig.port, frames)
     seconds = await until_none(service, missing) - started
     await asyncio.sleep(_DUPLICATES_SECONDS)
     return _FIRED / seconds, faults(timers, (await read_events(client))[before:])

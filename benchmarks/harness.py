@@ -3,13 +3,12 @@
 import asyncio
 import http.client
 import json
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,19 +18,25 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.processes import BenchmarkError, Fleet, Process, nats_server, running
-from benchmarks.sender import frame, send_frames
 from benchmarks.stores import Store
 from benchmarks.timers import Fired, fired, now
-from timer_service.adapters.embedded import free_port
+from timer_service.adapters.embedded import PROGRAMS, Launch, free_port
 from timer_service.core.values.address import kebab
+from timer_service.dev_server import BrokerKind, ask_name
 
 ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
 COMMANDS = "TIMER_CMD"
 EVENTS = "TIMER_EVT"
 
-_START_MS = 4500
-_MS_PER_TIMER = 1 / 9
+_SERVER = "benchmark"
+_FSYNC = {"always": "always", "default": "everysec"}
+_STORING = {
+    BrokerKind.NATS: (4500, 1 / 9),
+    BrokerKind.REDIS: (5000, 1 / 5),
+    BrokerKind.RABBITMQ: (18_000, 1 / 2),
+}
+"""How long it takes to start everything, and then to store a timer, in ms."""
 _WINDOW = 500
 _READ_BATCH = 1000
 _POLL_SECONDS = 0.01
@@ -52,24 +57,46 @@ class Rig:
     instances: int = 1
     patience: float = 1
     """A factor for the time to store timers before they are due."""
-    nats_port: int = field(default_factory=lambda: free_port(0))
+    kind: BrokerKind = BrokerKind.NATS
+    port: int = field(default_factory=lambda: free_port(0))
+    """The port of the broker."""
+
+    @asynccontextmanager
+    async def server(self, sync: str | None = None) -> AsyncIterator[Process]:
+        """Run the server of the broker. A second call starts it again with the same files."""
+        command = [*self._launch.command]
+        match self.kind:
+            case BrokerKind.NATS:
+                config = self.folder / "nats.conf"
+                config.write_text(
+                    f'listen: "127.0.0.1:{self.port}"\nserver_name: {_SERVER}\n'
+                    f'jetstream {{ store_dir: "{self.folder}", sync_interval: {SYNC_INTERVALS[sync or self.sync]} }}\n'
+                )
+                command = [nats_server(), "-c", str(config)]
+            case BrokerKind.REDIS:
+                command += ["--appendfsync", _FSYNC[sync or self.sync]]
+            case BrokerKind.RABBITMQ:
+                pass  # its streams have no such setting
+        name = PROGRAMS[self.kind].name
+        async with running(name, command, self.folder, self._launch.environment or {}) as process:
+            # A client of NATS would log each failed attempt to connect.
+            await process.ready(lambda: ask_name(self.url) == _SERVER)
+            yield process
 
     @asynccontextmanager
     async def broker(self, sync: str | None = None) -> AsyncIterator[Client]:
         """Run a nats-server and yield a client. A second call starts it again with the same files."""
-        config = self.folder / "nats.conf"
-        config.write_text(
-            f'listen: "127.0.0.1:{self.nats_port}"\n'
-            f'jetstream {{ store_dir: "{self.folder}", sync_interval: {SYNC_INTERVALS[sync or self.sync]} }}\n'
-        )
-        command = [nats_server(), "-c", str(config)]
-        async with running("nats-server", command, self.folder, {}) as process:
-            await process.ready(partial(_listens, self.nats_port))  # nats-py would log each failed attempt to connect
-            client = await nats.connect(self._url, allow_reconnect=False)
-            try:
-                yield client
-            finally:
-                await client.close()
+        async with self.server(sync), self.nats_client() as client:
+            yield client
+
+    @asynccontextmanager
+    async def nats_client(self) -> AsyncIterator[Client]:
+        """Yield a client of the nats-server."""
+        client = await nats.connect(self.url, allow_reconnect=False)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     @asynccontextmanager
     async def service(self, instances: int | None = None, *, ready: bool = True) -> AsyncIterator[Fleet]:
@@ -82,7 +109,7 @@ class Rig:
             processes = []
             for number in range(1, 1 + (instances or self.instances)):
                 port = free_port(0)
-                settings = {"TIMER_BROKER_URL": self._url, "TIMER_HTTP_PORT": str(port), **self.store.settings}
+                settings = {"TIMER_BROKER_URL": self.url, "TIMER_HTTP_PORT": str(port), **self.store.settings}
                 process = running(f"timer-service-{number}", command, self.folder, settings)
                 processes.append((await stack.enter_async_context(process), port))
             for instance, port in processes if ready else ():
@@ -94,22 +121,24 @@ class Rig:
         """Run a worker of the tenant `bench` that executes functions of `workflow_functions`. It may not poll yet."""
         names = [f"benchmarks.workflow_functions:{each}" for each in functions]
         command = [sys.executable, "-m", "timer_service", "worker", "bench", *names]
-        settings = {"TIMER_BROKER_URL": self._url, "PYTHONPATH": str(ROOT)}
+        settings = {"TIMER_BROKER_URL": self.url, "PYTHONPATH": str(ROOT)}
         async with running("worker", command, self.folder, settings) as process:
             yield process
 
     def soon(self, size: int) -> int:
         """Return an instant that is late enough to store `size` timers before it. See `TooLateError`."""
-        return now() + round(self.patience * (_START_MS + size * _MS_PER_TIMER))
+        start_ms, ms_per_timer = _STORING[self.kind]
+        return now() + round(self.patience * (start_ms + size * ms_per_timer))
 
     @property
-    def _url(self) -> str:
-        return f"nats://127.0.0.1:{self.nats_port}"
+    def url(self) -> str:
+        """The URL of the broker."""
+        return self._launch.url
 
-
-def _listens(port: int) -> bool:
-    with closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    @cached_property
+    def _launch(self) -> Launch:
+        program = PROGRAMS[self.kind]
+        return program.prepare(program.find(), self.folder, _SERVER, self.port)
 
 
 def _is_ready(port: int) -> bool:
@@ -199,21 +228,13 @@ async def publish(client: Client, commands: Iterable[Command]) -> Publisher:
     return publisher
 
 
-async def load(rig: Rig, commands: Iterable[Command]) -> None:
-    """Store commands in the stream before the service starts.
-
-    The broker does not sync, whatever `rig.sync` is. The measurement comes later, on a restarted broker.
-    """
-    frames = [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in commands]
-    async with rig.broker("default"):
-        async with rig.service(1):
-            pass  # the service creates the streams and the tables
-        await send_frames(rig.nats_port, frames)
-
-
 async def unhandled(rig: Rig, client: Client) -> int:
     """Return how many commands of the stream are not applied in a committed transaction."""
-    stored = (await ask(client, f"STREAM.INFO.{COMMANDS}"))["state"]["last_seq"]
+    return await unhandled_of(rig, (await ask(client, f"STREAM.INFO.{COMMANDS}"))["state"]["last_seq"])
+
+
+async def unhandled_of(rig: Rig, stored: int) -> int:
+    """Return how many of the stored commands are not applied in a committed transaction."""
     progress = await rig.store.progress()
     return int(stored - progress.sequence + progress.waiting)
 

@@ -7,10 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-
-from benchmarks.harness import Command, Rig, publish, until_none
+from benchmarks.brokers import Sender
+from benchmarks.harness import Command, Rig, until_none
 from benchmarks.processes import Fleet
 from benchmarks.records import Result
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
@@ -63,39 +61,36 @@ async def measure_fair(
 
 
 async def measure_lag(
-    client: Client,
+    sender: Sender,
     service: Fleet,
     rate: int,
     seconds: int,
     *,
-    subscribe: Callable[[Callable[[Msg], Awaitable[None]]], Awaitable[object]],
+    listen: Callable[[Callable[[bytes], None]], Awaitable[None]],
     command_of: Callable[[Timer], tuple[Command, Mapping[str, str]]] = lambda timer: (timer, {}),
     event_type: str = "DueTimeReached",
 ) -> Result:
     """Publish timers, each due at a random instant in the near future. Measure how late each event arrives.
 
-    `subscribe` gets what is called with each event. `command_of` returns the message for a timer, and its headers.
+    `listen` gets what is called with the body of each event. `command_of` returns the message for a timer, and its
+    headers.
     """
     arrived: list[tuple[bytes, float]] = []
     timers: list[Timer] = []
 
-    async def arrive(message: Msg) -> None:
-        arrived.append((message.data, time.time_ns() / 1_000_000))
-
     async def missing() -> int:
         return len(timers) - len(arrived)
 
-    await subscribe(arrive)
+    await listen(lambda body: arrived.append((body, time.time_ns() / 1_000_000)))
     rng = random.Random(1)
-    publisher = await publish(client, ())
     start = time.time()
     for index in range(rate * seconds):
         ahead = start + index / rate - time.time()
         if ahead > _TURN_SECONDS:
             await asyncio.sleep(ahead)
         timers.append(Timer("bench", f"call-{index}", now() + rng.randint(*_AHEAD_MS)))
-        await publisher.send(*command_of(timers[-1]))
-    await publisher.flush()
+        await sender.send(*command_of(timers[-1]))
+    await sender.flush()
     await sleep_until(max(timer.due_at for timer in timers))
     await until_none(service, missing)
     await asyncio.sleep(_DUPLICATES_SECONDS)

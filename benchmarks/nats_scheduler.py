@@ -5,13 +5,13 @@ all published messages are in one stream. No service runs.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
-from benchmarks.harness import Command, Message, Rig, TooLateError, ask, read_events, until_none
+from benchmarks.harness import Command, Message, Rig, TooLateError, ask, publish, read_events, until_none
 from benchmarks.measure import Drained, measure_drain, measure_fair, measure_lag
 from benchmarks.processes import Fleet
 from benchmarks.records import Result
@@ -31,7 +31,7 @@ async def nats_accept(rig: Rig, size: int) -> Result:
     frames = _frames(due_together("bench", size, now() + _DAY_MS))
     async with rig.broker() as client:
         await _add_stream(client)
-        seconds = await send_frames(rig.nats_port, frames)
+        seconds = await send_frames(rig.port, frames)
         stored = await _last_sequence(client)
     figures = {
         "schedules": size,
@@ -57,15 +57,16 @@ async def nats_lag(rig: Rig, seconds: int, rate: int = 200) -> Result:
         await _add_stream(client)
         # A plain subscriber gets nothing: the broker writes these messages to the stream only.
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.NEW)
-        subscribe = partial(client.jetstream().subscribe, _FIRED, stream=_STREAM, config=config)
+
+        async def listen(arrive: Callable[[bytes], None]) -> None:
+            async def receive(message: Msg) -> None:
+                arrive(message.data)
+
+            await client.jetstream().subscribe(_FIRED, stream=_STREAM, config=config, cb=receive)
+
+        sender = await publish(client, ())
         return await measure_lag(
-            client,
-            Fleet([]),
-            rate,
-            seconds,
-            subscribe=lambda arrive: subscribe(cb=arrive),
-            command_of=_schedule,
-            event_type=_EVENT_TYPE,
+            sender, Fleet([]), rate, seconds, listen=listen, command_of=_schedule, event_type=_EVENT_TYPE
         )
 
 
@@ -74,7 +75,7 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> Drained:
     frames = _frames(timers)
     async with rig.broker("default") as client:
         await _add_stream(client)
-        await send_frames(rig.nats_port, frames)
+        await send_frames(rig.port, frames)
     due_at = timers[0].due_at
     async with rig.broker() as client:
 

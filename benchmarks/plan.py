@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.comparison import NO_BROKER, SYNCS
+from benchmarks.peers.scenarios import PEERS
 from benchmarks.records import Run
 from benchmarks.scenarios import Scenario
 
@@ -20,6 +21,7 @@ class Group(NamedTuple):
     """Whether they run with their full size."""
     once: bool = False
     """Whether they run in the first round only."""
+    broker: str = "nats"
 
 
 COMPARISON = (
@@ -31,6 +33,8 @@ COMPARISON = (
     Group(("signals", "runs"), syncs=("always",)),
     Group(("drain", "lag", "pgqueuer", "procrastinate", "saq"), "postgres", ("always",), (1, 2)),
     Group(("workflows", "steps", "dbos", "huey"), syncs=("always",)),
+    Group(("drain", "lag", "ingest", "faststream-redis-timers", "arq", "saq-redis", "bullmq"), broker="redis"),
+    Group(("drain", "lag", "ingest", "celery"), syncs=("default",), broker="rabbitmq"),
     Group(("retention", "idle"), syncs=("always",), once=True),
     Group(("pending",), syncs=("always",), full=True, once=True),
 )
@@ -55,8 +59,9 @@ def _round(group: Group, scenarios: Mapping[str, Scenario]) -> Iterator[Run]:
         for name in group.scenarios:
             scenario = scenarios[name]
             size = scenario.full if group.full else scenario.size
-            if scenario.broker:
-                yield from (Run(name, group.store, sync, size, instances) for instances in group.instances)
+            if scenario.brokers:
+                counts = (1,) if name in PEERS else group.instances
+                yield from (Run(name, group.store, sync, size, instances, group.broker) for instances in counts)
             elif sync == group.syncs[0]:
                 yield Run(name, group.store, NO_BROKER, size)
 

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 _START_SECONDS = 30
@@ -72,12 +73,15 @@ class Fleet:
 
 @asynccontextmanager
 async def running(name: str, command: list[str], folder: Path, settings: Mapping[str, str]) -> AsyncIterator[Process]:
-    """Run a command in a folder. Only `settings` are passed to the service, no other TIMER_ variables."""
+    """Run a command in a folder. Only `settings` are passed to the service, no other TIMER_ variables.
+
+    What it has started, such as the epmd of RabbitMQ, ends with it.
+    """
     log = folder / f"{name}.log"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TIMER_")}
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=folder, env={**inherited, **settings}, stdout=output, stderr=output
+            *command, cwd=folder, env={**inherited, **settings}, stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield Process(process, log)
@@ -93,6 +97,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def nats_server() -> str:

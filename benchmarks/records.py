@@ -22,9 +22,10 @@ class Run(NamedTuple):
     scenario: str
     store: str
     sync: str
-    """The broker's `sync_interval`: `always` or `default`."""
+    """When the broker writes to the disk: `always` before it acknowledges a message, or its `default`."""
     size: int
     instances: int = 1
+    broker: str = "nats"
 
 
 class Record(NamedTuple):
@@ -77,6 +78,6 @@ def write(file: Path, benchmark: Benchmark) -> None:
 
 
 def _record(fields: Mapping[str, Any]) -> Record:
-    run = Run(*(fields[name] for name in Run._fields))
+    run = Run(**{name: fields[name] for name in Run._fields if name in fields})  # older files name no broker
     result = Result(fields["figures"], fields["problems"])
     return Record(run, result, fields["at"], fields["revision"])

@@ -29,10 +29,11 @@ def page(benchmark: Benchmark) -> str:
 
 def ratio_lines(found: Iterable[Ratio]) -> Iterator[str]:
     """Yield a Markdown table of the ratios."""
-    header = ("", "sync_interval", "database", "timer_service", "", "other", "ratio", "runs")
+    header = ("", "broker", "sync", "database", "timer_service", "", "other", "ratio", "runs")
     cells = [
         (
             each.row.what,
+            each.row.ours.broker,
             each.sync,
             each.row.ours.store,
             shown(each.ours),
@@ -49,9 +50,9 @@ def ratio_lines(found: Iterable[Ratio]) -> Iterator[str]:
 
 def median_lines(benchmark: Benchmark) -> Iterator[str]:
     """Yield a Markdown table of all medians."""
-    header = ("scenario", "database", "sync_interval", "size", "figure", "median")
+    header = ("scenario", "broker", "database", "sync", "size", "figure", "median")
     cells = [
-        (run.scenario, _with_instances(run), run.sync, f"{run.size:,}", name, shown(value))
+        (run.scenario, run.broker, _with_instances(run), run.sync, f"{run.size:,}", name, shown(value))
         for run, figures in medians(benchmark.records).items()
         for name, value in figures.items()
     ]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.harness import Message, Publisher, Rig, command, load, publish, unhandled, until_none
+from benchmarks.brokers import load
+from benchmarks.harness import Message, Publisher, Rig, command, publish, unhandled, until_none
 from benchmarks.processes import Fleet
 from benchmarks.records import Result
 from benchmarks.timers import count_faults, now, percentiles, sleep_until

@@ -12,9 +12,9 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _RATE = 200
 _AHEAD_MS = 4000
@@ -47,7 +47,15 @@ class Queue(Protocol):
         ...
 
 
-OpenQueue = Callable[[str, Callable[[int], None]], AbstractAsyncContextManager[Queue]]
+class Executed(Protocol):
+    """Called with each job that is executed."""
+
+    def __call__(self, number: int, at: float = 0, /) -> None:
+        """`at`: when, in epoch milliseconds; 0: now."""
+        ...
+
+
+OpenQueue = Callable[[str, Executed], AbstractAsyncContextManager[Queue]]
 """Opens a queue by its address. The second argument is `executed`."""
 
 
@@ -60,8 +68,8 @@ def main(open_queue: OpenQueue) -> None:
 async def _measure(open_queue: OpenQueue, address: str, jobs: int, seconds: int) -> dict[str, float]:
     executions: list[Execution] = []
 
-    def executed(number: int) -> None:
-        executions.append(Execution(number, time.time_ns() / 1_000_000))
+    def executed(number: int, at: float = 0, /) -> None:
+        executions.append(Execution(number, at or time.time_ns() / 1_000_000))
 
     async with open_queue(address, executed) as queue:
         await queue.store(range(jobs))
@@ -114,3 +122,14 @@ async def in_portions(numbers: Sequence[int], size: int, store: Callable[[Sequen
     """Store jobs so many at a time."""
     for start in range(0, len(numbers), size):
         await store(numbers[start : start + size])
+
+
+async def at_a_time(count: int, calls: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Run calls, so many at a time."""
+    slots = asyncio.Semaphore(count)
+
+    async def run(call: Coroutine[Any, Any, object]) -> None:
+        async with slots:
+            await call
+
+    await asyncio.gather(*map(run, calls))

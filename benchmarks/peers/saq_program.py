@@ -1,4 +1,4 @@
-"""saq on PostgreSQL. See `jobs`. Its due times are whole seconds, so jobs get the next one."""
+"""saq on PostgreSQL or Redis. See `jobs`. Its due times are whole seconds, so jobs get the next one."""
 
 import asyncio
 import math
@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import saq
-from saq.queue.postgres import PostgresQueue
 from saq.types import Context
 
-from benchmarks.peers.jobs import Queue, main
+from benchmarks.peers.jobs import Queue, at_a_time, main
 
 _CONCURRENCY = 100
 _POLL_SECONDS = 0.01
 
 
 class SaqQueue:
-    def __init__(self, queue: PostgresQueue, executed: Callable[[int], None]) -> None:
+    def __init__(self, queue: saq.Queue, executed: Callable[[int], None]) -> None:
         self._queue = queue
         self._executed = executed
 
@@ -27,13 +26,8 @@ class SaqQueue:
         await self._enqueue({number: math.ceil(at / 1000) for number, at in due.items()})
 
     async def _enqueue(self, scheduled: Mapping[int, int]) -> None:
-        slots = asyncio.Semaphore(_CONCURRENCY)
-
-        async def enqueue(number: int, at: int) -> None:
-            async with slots:
-                await self._queue.enqueue("noop", number=number, scheduled=at)
-
-        await asyncio.gather(*(enqueue(number, at) for number, at in scheduled.items()))
+        jobs = (self._queue.enqueue("noop", number=number, scheduled=at) for number, at in scheduled.items())
+        await at_a_time(_CONCURRENCY, jobs)
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
@@ -55,7 +49,7 @@ class SaqQueue:
 
 @asynccontextmanager
 async def _open(url: str, executed: Callable[[int], None]) -> AsyncIterator[Queue]:
-    queue = PostgresQueue.from_url(url)
+    queue = saq.Queue.from_url(url)
     await queue.connect()
     yield SaqQueue(queue, executed)
     await queue.disconnect()

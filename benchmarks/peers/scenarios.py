@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import ROOT, Rig
@@ -12,10 +13,11 @@ from benchmarks.records import Result
 from benchmarks.stores import PostgresStore
 
 _ENVIRONMENT = ROOT / ".venv-peers"
+_NODE = Path(__file__).parent / "node"
 _PYTHON = _ENVIRONMENT / "bin" / "python"
 _LAG_SECONDS = 6
 _SECONDS = 90
-_VERSIONS = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
 
 class Peer(NamedTuple):
@@ -23,6 +25,9 @@ class Peer(NamedTuple):
 
     store: str
     settings: str
+    broker: str | None = None
+    package: str | None = None
+    """If it has another name."""
 
 
 PEERS = {
@@ -30,38 +35,51 @@ PEERS = {
     "procrastinate": Peer("postgres", "one process, concurrency=50, fetch_job_polling_interval=10 ms"),
     "saq": Peer("postgres", "one process, concurrency=100, poll_interval=10 ms; its due times are whole seconds"),
     "huey": Peer("sqlite", "WAL, synchronous=FULL, one thread; its scheduler looks once a second"),
+    "faststream-redis-timers": Peer(
+        "sqlite", "one process, max_concurrent=100, polling_interval and max_polling_interval=10 ms", "redis"
+    ),
+    "arq": Peer("sqlite", "one process, max_jobs=100, poll_delay=10 ms, keep_result=0", "redis"),
+    "saq-redis": Peer("sqlite", "one process, concurrency=100; it looks for due jobs once a second", "redis", "saq"),
+    "bullmq": Peer("sqlite", "one process of node, concurrency=100, removeOnComplete", "redis"),
+    "celery": Peer("sqlite", "one process, 4 threads, confirm_publish, acks_late", "rabbitmq"),
     "dbos": Peer("sqlite", "journal_mode=delete, synchronous=FULL; 100 workflows at a time"),
 }
 
 
-def installed() -> bool:
-    """Return whether the peers are installed."""
-    return (_ENVIRONMENT / ".done").exists()
+def installed(name: str) -> bool:
+    """Return whether a peer is installed."""
+    return (_NODE / "node_modules" if name == "bullmq" else _ENVIRONMENT / ".done").exists()
 
 
 def peer_versions() -> dict[str, str]:
-    """Return the version of each peer with its settings, if the peers are installed."""
-    if not installed():
-        return {}
-    output = subprocess.check_output([_PYTHON, "-c", _VERSIONS, *PEERS], text=True)
-    return {
-        name: f"{version}, {peer.settings}" for (name, peer), version in zip(PEERS.items(), output.split(), strict=True)
-    }
+    """Return the version of each peer that is installed, with its settings."""
+    return {name: f"{_version(name)}, {peer.settings}" for name, peer in PEERS.items() if installed(name)}
+
+
+def _version(name: str) -> str:
+    if name == "bullmq":
+        return str(json.loads((_NODE / "node_modules" / "bullmq" / "package.json").read_text("utf-8"))["version"])
+    return subprocess.check_output([_PYTHON, "-c", _VERSION, PEERS[name].package or name], text=True).strip()
 
 
 def queue_scenario(name: str) -> Callable[[Rig, int], Coroutine[Any, Any, Result]]:
     """Return the scenario of a job queue: jobs that do nothing and wait, and then jobs that are due one by one."""
 
     async def run(rig: Rig, jobs: int) -> Result:
-        found = await _run_program(name, _address(rig), jobs, _LAG_SECONDS)
+        if PEERS[name].broker is None:
+            found = await _run_program(name, _address(rig), jobs, _LAG_SECONDS)
+        else:
+            async with rig.server():
+                found = await _run_program(name, rig.url, jobs, _LAG_SECONDS)
         figures = {
             "jobs that do nothing": jobs,
             "seconds from the first job to the last": found["drain_seconds"],
             "jobs/s": found["jobs_per_second"],
             "lateness p50 at 200/s, ms": found["lag_p50_ms"],
             "lateness p99 at 200/s, ms": found["lag_p99_ms"],
+            "jobs executed twice": found["duplicate"],
         }
-        problems = [f"{found[fault]} {fault} jobs" for fault in ("missing", "duplicate", "early") if found[fault]]
+        problems = [f"{found[fault]} {fault} jobs" for fault in ("missing", "early") if found[fault]]
         return Result(figures, problems)
 
     return run
@@ -87,9 +105,10 @@ def _address(rig: Rig) -> str:
 
 
 async def _run_program(name: str, *arguments: Any) -> dict[str, Any]:
-    if not installed():
+    if not installed(name):
         raise BenchmarkError(f"{name} is not installed here; it is only a peer to compare with: make peers")
-    command = [str(_PYTHON), "-m", f"benchmarks.peers.{name}_program", *map(str, arguments)]
+    program = (PEERS[name].package or name).replace("-", "_")
+    command = [str(_PYTHON), "-m", f"benchmarks.peers.{program}_program", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

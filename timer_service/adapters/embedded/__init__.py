@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from timer_service.adapters.embedded.nats import NATS
 from timer_service.adapters.embedded.rabbitmq import RABBITMQ
 from timer_service.adapters.embedded.redis import REDIS
-from timer_service.adapters.embedded.server import EmbeddedServer, Program, embedded_server, free_port
+from timer_service.adapters.embedded.server import EmbeddedServer, Launch, Program, embedded_server, free_port
 from timer_service.dev_server import BrokerKind
 
 PROGRAMS: Mapping[BrokerKind, Program] = {
@@ -15,4 +15,4 @@ PROGRAMS: Mapping[BrokerKind, Program] = {
 }
 """The servers that `timer-service dev` can run."""
 
-__all__ = ["NATS", "PROGRAMS", "RABBITMQ", "REDIS", "EmbeddedServer", "Program", "embedded_server", "free_port"]
+__all__ = ["NATS", "PROGRAMS", "RABBITMQ", "REDIS", "EmbeddedServer", "Launch", "Program", "embedded_server", "free_port"]
