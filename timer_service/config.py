@@ -174,6 +174,8 @@ class Config(BaseSettings):
     def _one_login(self) -> Self:
         """Reject an incomplete login, and more than one login: the driver would silently use one of them or none."""
         for one, other in (("broker_user", "broker_password"), ("broker_tls_cert", "broker_tls_key")):
+            if self.broker == "redis" and one == "broker_user" and not self._sources(one):
+                continue  # the user may be the default one
             if bool(self._sources(one)) != bool(self._sources(other)):
                 raise PydanticCustomError(
                     "login", f"{_variable(one)} and {_variable(other)} go together: set both or neither"

@@ -17,6 +17,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from timer_service.core.values.address import Kind
+from timer_service.core.values.broker_url import broker_of
 from timer_service.secret_source import SecretSource
 
 CONNECT_SECONDS = 2
@@ -92,6 +93,8 @@ def new_client(
     for each connection. `tls`: options such as `ssl_ca_certs`, for rediss://. Raises the error of the first call of
     `login`, and ValueError for a URL that is none.
     """
+    if broker_of(url) != "redis":
+        raise ValueError("the URL must be like redis://host:6379 or redis://host:6379/0, without options")
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkey", "redis")
     options: dict[str, Any] = dict(tls) if scheme == "rediss" else {}

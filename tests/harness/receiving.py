@@ -85,7 +85,7 @@ class EventPublisher(ABC):
         await self.until_left(0, consumer)
 
     async def until_left(self, count: int, consumer: str = "acme~orders") -> None:
-        """Wait until a consumer has not acknowledged so many events, and all were delivered. A broker may say it late."""
+        """Wait until all events were delivered, and so many are not acknowledged. A broker may say it late."""
         async with asyncio.timeout(30):
             while await self.unacknowledged(consumer) != (count, 0):
                 await asyncio.sleep(0.02)

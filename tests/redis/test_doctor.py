@@ -8,6 +8,7 @@ from tests.harness.redis import RedisServer
 from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.redis import check_redis, check_storage, check_version
 from timer_service.config import Config
+from timer_service.redis_client import new_client
 
 
 def by_check(found: list[Finding]) -> dict[str, tuple[Status, str]]:
@@ -68,3 +69,14 @@ def test_storage(info: dict[str, object], fsync: str | None, check: str, status:
 def test_version(info: dict[str, str], status: Status) -> None:
     """Redis 7.0 and Valkey are supported."""
     assert [each.status for each in check_version(info, "here:6379")] == [status]
+
+
+async def test_commands_of_a_tenant_that_the_service_does_not_know(tmp_path: Path) -> None:
+    """The finding says what to run."""
+    async with RedisServer(tmp_path / "redis") as server:
+        async with new_client(server.url, "user") as user:
+            await user.xadd("timer:cmd:forgotten", {"body": "{}"})
+            await user.sadd("timer:tenants", "known")
+        found = await check_redis(Config.model_validate({"broker_url": server.url}))
+    (finding,) = [each for each in found if isinstance(each, Finding) and each.status is Status.FAIL]
+    assert (finding.check, finding.remedy) == ("stream timer:cmd:forgotten", "redis-cli SADD timer:tenants forgotten")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from timer_service.core.ports.broker import Reply
-from timer_service.core.ports.health import HEALTHY, Health, OutageLog, log_waiting
+from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, log_waiting
 from timer_service.core.values.errors import StartError
 from timer_service.redis_client import ERRORS, Keys, ReadLogin, RedisClient, is_refused, new_client, reason_of
 
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 _OPEN_SECONDS = 10
 _RECONNECT_SECONDS = 0.2  # bounds how late timers fire after an outage
 _PING_SECONDS = 2
+_REFUSED_SECONDS = 30
 _HINT_DIGITS = 15
 _PART = "the Redis server"
 
@@ -37,6 +38,8 @@ class Connection:
         self._up = asyncio.Event()
         self._reason = "not connected yet"
         self._outage = OutageLog(part=_PART, quiet_seconds=0)
+        self._refused = RecentFailure(_REFUSED_SECONDS)
+        """Whether the server refuses to publish to channels."""
         self._watching: asyncio.Task[None] | None = None
 
     def new_client(self, name: str, on_connect: Callable[[], None] = lambda: None) -> RedisClient:
@@ -46,7 +49,10 @@ class Connection:
     @property
     def health(self) -> Health:
         """Down while the connection is lost."""
-        return HEALTHY if self._up.is_set() else Health.down(f"not connected to {_PART}: {self._reason}")
+        if not self._up.is_set():
+            return Health.down(f"not connected to {_PART}: {self._reason}")
+        refused = self._refused.health.reason
+        return HEALTHY if refused is None else Health(reason=f"replies and hints cannot be sent: {refused}")
 
     async def open(self) -> None:
         """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer."""
@@ -80,7 +86,10 @@ class Connection:
         for reply in replies:
             pipeline.publish(reply.to, reply.body)
         try:
-            await pipeline.execute(raise_on_error=False)
+            answers = await pipeline.execute(raise_on_error=False)
+            refusal = next((each for each in answers if isinstance(each, Exception)), None)
+            if refusal is not None:
+                self._refused.record(reason_of(refusal))
         except ERRORS as error:
             log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
 

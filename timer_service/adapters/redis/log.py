@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 _BLOCK_SECONDS = 2
 _MOST_AT_ONCE = 200
 """The server counts entries, not bytes. So few are asked for at a time, and fewer if they are large."""
-_MOVED_AT_ONCE = 100
+_FIRST_AT_ONCE = 8
+_GROWTH = 4
+_MOVED_AT_ONCE = 16
 _COMPARE_SECONDS = 1
 _PAGE = 1000
 _LOOK_AT_ONCE = 1000
@@ -132,6 +134,7 @@ class RedisLog:
         except ERRORS as error:
             raise LogUnavailableError(reason_of(error)) from error
         self._buffer.clear()
+        self._at_once = _FIRST_AT_ONCE
         self._epoch, self._sequence = opening.cursor.epoch, opening.cursor.sequence
         self._place = self._streams.handled_until = opening.cursor.place
         self._broken = None
@@ -288,7 +291,8 @@ class RedisLog:
                 continue
             if entries:
                 self._add(entries)
-                self._at_once = min(max(most_bytes // max(each.size for each in self._buffer), 1), _MOST_AT_ONCE)
+                fitting = max(most_bytes // max(each.size for each in self._buffer), 1)
+                self._at_once = min(fitting, _GROWTH * self._at_once, _MOST_AT_ONCE)
             if len(entries) < asked:
                 self._behind = 0
                 if self._compared != self._sequence and time.monotonic() > self._compared_at + _COMPARE_SECONDS:
@@ -310,8 +314,11 @@ class RedisLog:
 
     async def _read_entries(self, count: int, block: int | None) -> Sequence[tuple[bytes, Fields]]:
         """Return the next entries. Wait `block` ms for them, or for one of a tenant's own stream; None: do not wait."""
-        tenants = {self._keys.stream(Kind.COMMAND, tenant): "0-0" for tenant in self._streams.tenants}
-        found = await self._reader.xread({self._stream: self._last_place or "0-0", **tenants}, count=count, block=block)
+        streams = {self._stream: self._last_place or "0-0"}
+        if block is not None and self._streams.tenants:  # only to know that there are some: they are moved before
+            streams |= {self._keys.stream(Kind.COMMAND, tenant): "0-0" for tenant in self._streams.tenants}
+            count = 1
+        found = await self._reader.xread(streams, count=count, block=block)
         return next((entries for name, entries in found or () if name == self._stream.encode()), ())
 
     async def _move_commands(self) -> bool:

@@ -58,9 +58,10 @@ class StreamUpkeep:
         """A key that is no stream, for each tenant of whom nothing is read because of it."""
         self._scanned = 0
         """How far the keys were looked through for streams of events."""
-        self._log_id = ""
+        self._identity: Sequence[bytes] = ()
+        """The id of the log and its database, when it was opened."""
         self.log_is_other = False
-        """Whether the log of commands was deleted since it was opened, as by FLUSHALL."""
+        """Whether the log of commands was deleted since it was opened, or belongs to another database now."""
         self._server_ms = 0
         """The time of the server when it was last asked."""
         self.keeps_events_for = _AGE[Kind.EVENT] if manage else None
@@ -109,7 +110,7 @@ class StreamUpkeep:
         name, created, owner = (await pipeline.execute())[-1]
         if not created.isdigit():
             raise StartError(f"the hash {self._keys.log} is damaged: its field `created` is no number. Delete the hash")
-        self._log_id, self.log_is_other = decode_text(name), False
+        self._identity, self.log_is_other = [name, owner], False
         return Identity(decode_text(name), int(created), decode_text(owner))
 
     async def log_id(self) -> str:
@@ -124,8 +125,9 @@ class StreamUpkeep:
         """Look at the server, and delete what is too old. Look again soon while there is a problem."""
         try:
             await self._look()
-            if self._log_id:
-                self.log_is_other = await self.log_id() != self._log_id
+            if self._identity:
+                found = await self._client.hmget(self._keys.log, ["id", "database"])
+                self.log_is_other = found != self._identity
             if self._manage:
                 await self._delete_old()
         except ERRORS as error:  # the connection says whether the server is away

@@ -51,6 +51,7 @@ async def _check_connected(client: RedisClient, config: Config) -> Sequence[Find
     for kind in _KINDS:
         found.append(await _check_stream(client, keys.stream(kind)))
     found.append(await _check_reader(client, keys))
+    found += await _check_tenants(client, keys)
     return found
 
 
@@ -100,6 +101,23 @@ async def _check_stream(client: RedisClient, key: str) -> Finding:
     except ResponseError as error:
         return Finding(f"stream {key}", Status.FAIL, reason_of(error), f"Give the service its permissions ({_PAGE}).")
     return Finding(f"stream {key}", Status.OK, f"{length} messages")
+
+
+async def _check_tenants(client: RedisClient, keys: Keys) -> Sequence[Finding]:
+    """Check that the service knows each tenant that has commands in a stream of its own."""
+    begin = f"{keys.stream(Kind.COMMAND)}:"
+    known = set(map(decode_text, await client.smembers(keys.tenants)))
+    streams = sorted([decode_text(key) async for key in client.scan_iter(f"{begin}*", _type="stream")])
+    return [
+        Finding(
+            f"stream {stream}",
+            Status.FAIL,
+            f"{waiting} commands wait, and the service does not read the stream",
+            f"redis-cli SADD {keys.tenants} {stream.removeprefix(begin)}",
+        )
+        for stream in streams
+        if stream.removeprefix(begin) not in known and (waiting := await client.xlen(stream))
+    ]
 
 
 async def _check_reader(client: RedisClient, keys: Keys) -> Finding:

@@ -143,6 +143,8 @@ class GroupSubscription:
         try:
             await self._link.run(self._join())
         except ERRORS as error:
+            if self._link.is_closed:
+                raise NoAnswerError(_CLOSED) from error
             raise NoAnswerError(f"{self} cannot be created: {reason_of(error)}") from error
         self._link.on_lost.append(self._wake)
         works = (self._read, self._look, self._renew_waiting)

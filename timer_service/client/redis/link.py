@@ -204,7 +204,7 @@ class RedisLink(Link):
                 if pattern == self._wide_pattern:
                     self._record_lost(error)
                 pattern = self._wide_pattern  # the server compares a pattern with those of the login letter by letter
-            except ERRORS as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, only another attempt helps
                 self._record_lost(error)
             if self._problem is not None and self._tried.is_set():
                 await asyncio.sleep(_RECONNECT_SECONDS)

@@ -11,9 +11,17 @@ _BROKERS = {
 
 
 def broker_of(url: str) -> str | None:
-    """Return the broker that the scheme of a URL names: `nats`, `redis` or `rabbitmq`; None if the URL is none."""
+    """Return the broker that the scheme of a URL names: `nats`, `redis` or `rabbitmq`; None if the URL is none.
+
+    Only a number, that of a database, can be behind the address of a Redis server.
+    """
     try:
         parts = urlsplit(url)
-        return _BROKERS.get(parts.scheme) if parts.hostname and parts.port != 0 else None
+        has_address = parts.hostname and parts.port != 0
     except ValueError:  # an impossible port or IPv6 address
         return None
+    broker = _BROKERS.get(parts.scheme) if has_address else None
+    database = parts.path.strip("/")
+    if broker == "redis" and (parts.query or (database and not database.isdecimal())):
+        return None
+    return broker
