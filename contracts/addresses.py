@@ -16,6 +16,14 @@ TENANT, MESSAGE, TOPIC, CONSUMER = "{tenant}", "{message}", "{topic}", "{consume
 """The parts of an address that differ. The last two are the topic of an event."""
 RESUBMITTED = "resubmitted"
 """The message of an event that one consumer gets again."""
+FIELDS = {
+    Kind.COMMAND: ["tenant", "type", "body", "id", "reply-to"],
+    Kind.EVENT: ["type", "topic", "body", "id"],
+    Kind.DEAD_LETTER: ["tenant", "type", "body", "id"],
+    Kind.QUERY: ["tenant", "type", "body", "reply-to"],
+    Kind.REQUEST: ["tenant", "type", "body", "reply-to"],
+}
+"""The fields of an entry on Redis. Every other field is a header."""
 _PARTS = str.maketrans("{}", "<>")
 _LABELS = {
     "command": Address(Kind.COMMAND, TENANT, MESSAGE),
@@ -63,9 +71,8 @@ def _rows() -> Iterator[str]:
 
 
 def _fields(address: Address) -> Iterator[str]:
-    """Yield the fields on Redis that tell the address, with a value that is always the same."""
-    if address.kind is not Kind.EVENT:
-        yield "`tenant`"
-    yield "`type`" if address.message == MESSAGE else f"`type` `{address.message}`"
-    if address.topic is not None:
-        yield "`topic`" if address.topic == TOPIC else f"`topic` `{address.topic}`"
+    """Yield the fields of an entry on Redis, with a value that a consumer looks for."""
+    values = {"type": address.message, "topic": address.topic}
+    for name in FIELDS[address.kind]:
+        if name != "topic" or address.topic is not None:
+            yield f"`{name}` `{values[name]}`" if values.get(name) in {RESUBMITTED, CONSUMER} else f"`{name}`"

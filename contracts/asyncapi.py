@@ -57,14 +57,6 @@ _SERVERS = {
         "description": "RabbitMQ (TIMER_BROKER_URL). Exchanges and queues begin with TIMER_SUBJECT_PREFIX.",
     },
 }
-_FIELDS = {
-    Kind.COMMAND: ["tenant", "type", "body", "id", "reply-to"],
-    Kind.EVENT: ["type", "topic", "body", "id"],
-    Kind.DEAD_LETTER: ["tenant", "type", "body", "id"],
-    Kind.QUERY: ["tenant", "type", "body", "reply-to"],
-    Kind.REQUEST: ["tenant", "type", "body", "reply-to"],
-}
-"""The fields of the entries of streams on Redis. Every other field is a header."""
 _TEXT = {"type": "string"}
 _HEADERS = {
     Kind.COMMAND: {
@@ -243,7 +235,7 @@ def _shared_channels(names: Mapping[Kind, Sequence[str]]) -> Iterator[tuple[str,
     """Yield the channels on Redis and RabbitMQ, which many messages share."""
     for kind, all_names in names.items():
         address = Address(kind, TENANT, MESSAGE)
-        fields = {"x-redis": {"type": "stream", "fields": _FIELDS[kind]}}
+        fields = {"x-redis": {"type": "stream", "fields": _ADDRESSES["FIELDS"][kind]}}
         yield f"redis-{_name(kind)}", _channel_on("redis", _ADDRESSES["stream"](address), all_names) | fields
         yield f"rabbitmq-{_name(kind)}", _amqp_channel(address, all_names)
     yield "rabbitmq-event-topic", _amqp_channel(Address(Kind.EVENT, TENANT, MESSAGE, TOPIC), names[Kind.EVENT])
