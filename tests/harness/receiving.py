@@ -10,6 +10,7 @@ from typing import Any
 import aio_pika
 import nats
 from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from nats.aio.client import Client
 
 from tests.harness.processes import NatsServer
@@ -176,8 +177,16 @@ class RabbitPublisher(EventPublisher):
         self._channel = channel
 
     async def store(self, address: Address, body: bytes) -> None:
-        exchange = await self._channel.get_exchange("timer.evt", ensure=False)
-        await exchange.publish(aio_pika.Message(body), ".".join(filter(None, address[1:])))
+        key = ".".join(filter(None, address[1:]))
+        message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        while True:
+            try:
+                exchange = await self._channel.get_exchange("timer.evt", ensure=False)
+                await exchange.publish(message, key, timeout=5)
+            except (AMQPError, ChannelInvalidStateError, ConnectionError, TimeoutError):  # it is restarting
+                await asyncio.sleep(0.1)
+            else:
+                return
 
     async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
         return self._queues()[consumer.replace("~", ".")]
@@ -222,8 +231,10 @@ async def event_publisher(
     """Yield a publisher of any broker. `is_stream_there`: the service has created the stream."""
     url = server.url
     if isinstance(server, RabbitServer):
-        async with await aio_pika.connect(url) as rabbit:
-            yield RabbitPublisher(server, await rabbit.channel())
+        async with await aio_pika.connect_robust(url, reconnect_interval=0.2) as rabbit:
+            channel = await rabbit.channel()
+            await channel.declare_exchange("timer.evt", "topic", durable=True)
+            yield RabbitPublisher(server, channel)
     elif url.startswith("nats") and is_stream_there:
         async with await nats.connect(url) as connection:
             yield Publisher(connection)
