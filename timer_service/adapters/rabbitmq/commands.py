@@ -18,6 +18,7 @@ _NO_ADDRESS = Address(Kind.COMMAND, "", "")
 _RESERVED = {MESSAGE_ID, REPLY_TO}
 _PASSED_ON = "x-first-death-queue"
 """A header that the broker adds to dead letters."""
+_KEY = b"x-routing-key\xa1"
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
@@ -38,6 +39,12 @@ def read_command(stored: bytes, names: Names, position: Position, stored_at: int
     source = f"{exchange} {key}"
     size = len(source.encode()) + len(block) + len(body)
     return RawCommand(address, source, body, Headers(block), position, size, stored_at)
+
+
+def is_of(stored: bytes, tenant: str) -> bool:
+    """Return whether a stored message is of a tenant, by its routing key, which is a short text."""
+    at = stored.find(_KEY)
+    return at >= 0 and stored.startswith(f"{tenant}.".encode(), at + len(_KEY) + 1)
 
 
 def was_published_to(wanted: str, exchange: str | None, headers: Collection[str]) -> bool:

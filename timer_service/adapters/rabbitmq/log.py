@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from timer_service.adapters.rabbitmq.commands import read_command
+from timer_service.adapters.rabbitmq.commands import is_of, read_command
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, StreamConnection, at_offset, at_time
@@ -33,6 +33,7 @@ _MOST_CHUNKS = 64
 _BYTES_PER_TURN = 256 * 1024
 _LOOK_SECONDS = 0.5
 """How old the known end of the stream may be."""
+_OTHERS_SECONDS = 0.05
 _OWN_ENTRIES = 16
 """A gap of so many offsets can be entries of the broker."""
 
@@ -62,6 +63,8 @@ class RabbitLog:
         """The first offset that was not received."""
         self._end, self._looked_at = 0, 0.0
         """The offset behind the last message, and when it was looked for."""
+        self._only: tuple[str, int] = "", 0
+        """A tenant, and up to which offset all commands that were not read are of this tenant."""
         self._asked, self._chunk_bytes = 0, 1
         """How many chunks the broker may still send, and the size of the last one."""
         self._most_bytes = 1
@@ -80,7 +83,7 @@ class RabbitLog:
             await self._follow(connection, opening.cursor)
         except ERRORS as error:
             raise LogUnavailableError(self._text(error)) from error
-        self._epoch, self._broken = opening.cursor.epoch, connection.lost
+        self._epoch, self._broken, self._only = opening.cursor.epoch, connection.lost, ("", 0)
         return opening
 
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
@@ -118,8 +121,26 @@ class RabbitLog:
             raise LogUnavailableError(self._text(error)) from error
         return LogCursor(identity, 0) if last is None else LogCursor(identity, 0, last.end, last.stored_at)
 
-    async def has_others(self, tenant: str) -> bool:  # noqa: ARG002 - a stream knows no tenants
-        """Return True: that is not known."""
+    async def has_others(self, tenant: str) -> bool:
+        """Return whether there are commands of other tenants behind what was read. See `CommandLog`.
+
+        A stream does not say whose commands it has, so the chunks behind are looked through, for 50 ms. The next call
+        goes on where this one has ended. Until all are known, there may be others.
+        """
+        first = self._buffer[0][0] if self._buffer else self._next
+        known, known_until = self._only
+        at = max(first, known_until) if known == tenant else first
+        until = time.monotonic() + _OTHERS_SECONDS
+        try:
+            while self._connection is not None and time.monotonic() < until:
+                chunk = await self._connection.look(at_offset(at))
+                if chunk is None:
+                    return False
+                if not all(is_of(stored, tenant) for stored in chunk.messages[max(at - chunk.first, 0) :]):
+                    return True
+                self._only = tenant, (at := chunk.end)
+        except ERRORS:
+            pass  # the next `read` says it
         return True
 
     async def close(self) -> None:
