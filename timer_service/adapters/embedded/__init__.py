@@ -15,4 +15,14 @@ PROGRAMS: Mapping[BrokerKind, Program] = {
 }
 """The servers that `timer-service dev` can run."""
 
-__all__ = ["NATS", "PROGRAMS", "RABBITMQ", "REDIS", "EmbeddedServer", "Launch", "Program", "embedded_server", "free_port"]
+__all__ = [
+    "NATS",
+    "PROGRAMS",
+    "RABBITMQ",
+    "REDIS",
+    "EmbeddedServer",
+    "Launch",
+    "Program",
+    "embedded_server",
+    "free_port",
+]
