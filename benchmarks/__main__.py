@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import records
 from benchmarks.chart import chart
-from benchmarks.comparison import SYNCS, ratios
-from benchmarks.environment import environment, revision
+from benchmarks.comparison import SYNCS, ratios, syncs_of
+from benchmarks.environment import environment, revision, servers
 from benchmarks.harness import ROOT, Rig, TooLateError
 from benchmarks.peers import scenarios as peers
 from benchmarks.plan import COMPARISON, Group, plan, seconds
@@ -21,6 +21,8 @@ from benchmarks.records import Benchmark, Record, Result, Run
 from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
+from timer_service.core.values.errors import StartError
+from timer_service.dev_server import BrokerKind
 
 _FOLDER = Path(__file__).parent
 _RESULTS = _FOLDER / "results"
@@ -47,7 +49,7 @@ def main() -> int:
     done = len(benchmark.records)
     for number, run in enumerate(runs, 1):
         result = asyncio.run(_measure(run))
-        _show(f"{number}/{len(runs)} {run.scenario}, {run.store}, sync {run.sync}", result)
+        _show(f"{number}/{len(runs)} {run.scenario}, {run.broker}, {run.store}, sync {run.sync}", result)
         benchmark = benchmark.with_record(Record(run, result, _now(), revision()))
         records.write(file, benchmark)
     _report(benchmark)
@@ -70,8 +72,13 @@ def _arguments() -> argparse.Namespace:
         "--sync",
         choices=(*SYNCS, "both"),
         help="always: the broker syncs to disk before each acknowledgement, like the embedded server. "
-        "default: it syncs every two minutes, the default of nats-server. "
+        "default: it syncs when it does by default, NATS every two minutes, Redis every second. "
         "Without this option: always, and both for the comparison",
+    )
+    parser.add_argument(
+        "--broker",
+        choices=[each.value for each in BrokerKind],
+        help="the broker; without this option: nats if possible. Without scenarios: the comparison over this broker",
     )
     parser.add_argument("--store", choices=STORES, help="the database; without this option: sqlite if possible")
     parser.add_argument("--instances", type=int, default=1, metavar="N", help="how many instances share the database")
@@ -89,6 +96,10 @@ def _arguments() -> argparse.Namespace:
     for name in arguments.scenarios:
         if arguments.store not in (None, *(stores := SCENARIOS[name].stores)):
             parser.error(f"{name} does not run on {arguments.store}; use --store {' or '.join(stores)}")
+        if arguments.broker not in (None, *(brokers := SCENARIOS[name].brokers)):
+            parser.error(
+                f"{name} does not run over {arguments.broker}, but {' or '.join(brokers) or 'without a broker'}"
+            )
     own = (arguments.store, arguments.sync, arguments.full)
     if not arguments.scenarios and not arguments.all and any(own):
         parser.error("the comparison has its own databases, sizes and settings; name scenarios, or add --all")
@@ -100,41 +111,51 @@ def _planned(arguments: argparse.Namespace) -> list[Run]:
     names = arguments.scenarios
     if arguments.all:
         store = arguments.store or "sqlite"
-        names = [name for name, each in SCENARIOS.items() if store in each.stores and name not in peers.PEERS]
-    # Scenarios of one database take turns.
+        names = [
+            name
+            for name, each in SCENARIOS.items()
+            if store in each.stores and arguments.broker in (None, *each.brokers) and name not in peers.PEERS
+        ]
+    # Scenarios of one database and broker take turns.
+    chosen: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        scenario = SCENARIOS[name]
+        broker = arguments.broker or next(iter(scenario.brokers), BrokerKind.NATS)
+        chosen.setdefault((arguments.store or scenario.stores[0], broker), []).append(name)
     groups: Sequence[Group] = [
-        Group(
-            [name for name in names if (arguments.store or SCENARIOS[name].stores[0]) == store],
-            store,
-            syncs,
-            (arguments.instances,),
-            full=arguments.full,
-        )
-        for store in STORES
+        Group(some, store, syncs_of(broker, syncs), (arguments.instances,), full=arguments.full, broker=broker)
+        for (store, broker), some in chosen.items()
     ]
     if not names:
-        groups = COMPARISON if peers.installed() else [_without_peers(group) for group in COMPARISON]
+        brokers = [arguments.broker] if arguments.broker else servers()
+        groups = [_without_missing_peers(each) for each in COMPARISON if each.broker in brokers]
     rounds = arguments.rounds or (1 if names else _ROUNDS)
     return plan(groups, SCENARIOS, rounds)
 
 
-def _without_peers(group: Group) -> Group:
-    return group._replace(scenarios=[name for name in group.scenarios if name not in peers.PEERS])
+def _without_missing_peers(group: Group) -> Group:
+    there = [name for name in group.scenarios if name not in peers.PEERS or peers.installed(name)]
+    return group._replace(scenarios=there)
 
 
 def _start(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[Benchmark, Path]:
     """Return what was measured before, and the file for all of it. Print the setting."""
-    setting = environment(asyncio.run(_store_facts({run.store for run in runs})))
+    brokers = servers()
+    used = {run.broker for run in runs}
+    facts = {name.value: fact for name, fact in brokers.items() if name in used}
+    setting = environment({**facts, **asyncio.run(_store_facts({run.store for run in runs}))})
     for name, fact in setting.items():
         print(f"{name:<14} {fact}")
-    if not peers.installed():
-        print("The peers are not installed, so they are left out; to install them: make peers")
+    if missing := [each.value for each in BrokerKind if each not in brokers]:
+        print(f"Not installed, so the comparison leaves them out: {', '.join(missing)}")
+    if missing := [name for name in peers.PEERS if not peers.installed(name)]:
+        print(f"Not installed, so the comparison leaves them out: {', '.join(missing)}; to install them: make peers")
     if arguments.add:
         before = records.read(arguments.add) if arguments.add.exists() else Benchmark(setting)
         if others := [name for name, fact in setting.items() if before.setting.get(name, fact) != fact]:
             raise BenchmarkError(f"{arguments.add} was measured with another {', '.join(others)}")
         return Benchmark({**before.setting, **setting}, before.records), arguments.add
-    named = bool(arguments.scenarios or arguments.all)
+    named = bool(arguments.scenarios or arguments.all or arguments.broker)
     return Benchmark(setting), _RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json" if named else _COMPARISON
 
 
@@ -145,7 +166,7 @@ async def _measure(run: Run) -> Result:
             return await _measure_once(run, patience)
         except TooLateError:
             print(f"{run.scenario}: the timers were due too early; once more, with more time", flush=True)
-        except (BenchmarkError, TimeoutError) as error:
+        except (BenchmarkError, StartError, TimeoutError) as error:
             return Result(problems=[f"{type(error).__name__}: {error}"])
     return Result(problems=["this machine did not store the timers before they were due"])
 
@@ -153,7 +174,8 @@ async def _measure(run: Run) -> Result:
 async def _measure_once(run: Run, patience: float) -> Result:
     with _new_folder(run.scenario) as folder:
         async with STORES[run.store](folder) as store:
-            rig = Rig(folder, "default" if run.sync == "default" else "always", store, run.instances, patience)
+            sync = "default" if run.sync == "default" else "always"
+            rig = Rig(folder, sync, store, run.instances, patience, BrokerKind(run.broker))
             return await SCENARIOS[run.scenario].run(rig, run.size)
 
 

@@ -72,9 +72,7 @@ class NatsUser:
         self._port = port
 
     async def load(self, commands: Sequence[Command]) -> None:
-        await send_frames(
-            self._port, [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in commands]
-        )
+        await send_frames(self._port, [frame(each.subject, {"Nats-Msg-Id": each.id}, each.body()) for each in commands])
 
     async def sender(self) -> Publisher:
         return await publish(self._client, ())

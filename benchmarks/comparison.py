@@ -9,6 +9,11 @@ from benchmarks.records import Benchmark, Record, Run
 SYNCS = ("always", "default")
 
 
+def syncs_of(broker: str, syncs: Sequence[str] = SYNCS) -> Sequence[str]:
+    """Return which of the settings a broker has. RabbitMQ has only its default."""
+    return ("default",) if broker == "rabbitmq" else syncs
+
+
 class Figure(NamedTuple):
     """A figure of a scenario."""
 
@@ -102,8 +107,8 @@ ROWS = (
         syncs=("always",),
     ),
     *(row for peer, store in _PEER_STORES.items() for row in _peer_rows(peer, store)),
-    *(row for peer in _REDIS_PEERS for row in _peer_rows(peer, broker="redis", syncs=SYNCS)),
-    *_peer_rows("celery", broker="rabbitmq", syncs=("default",)),
+    *(row for peer in _REDIS_PEERS for row in _peer_rows(peer, broker="redis", syncs=syncs_of("redis"))),
+    *_peer_rows("celery", broker="rabbitmq", syncs=syncs_of("rabbitmq")),
     Row(
         "workflows of one step, per second",
         Figure("workflows", "workflows/s"),

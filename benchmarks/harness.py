@@ -251,16 +251,20 @@ class Beginning(NamedTuple):
 
 
 async def until_begun(rig: Rig, service: Fleet) -> Beginning:
-    """Wait until the service has committed the first commands of the stream."""
+    """Wait until the service, which has only been started, has committed the first commands of the stream."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        sequence, waiting = await rig.store.progress()
-        if sequence > waiting:
-            return Beginning(sequence - waiting, time.time(), service.cpu_seconds())
+    before = await _handled(rig)
+    while (handled := await _handled(rig)) == before:
         if time.monotonic() > deadline:
             raise BenchmarkError(f"the service has committed no command for {_PATIENCE_SECONDS} s")
         await asyncio.sleep(_POLL_SECONDS)
         service.check()
+    return Beginning(handled - before, time.time(), service.cpu_seconds())
+
+
+async def _handled(rig: Rig) -> int:
+    sequence, waiting = await rig.store.progress()
+    return sequence - waiting
 
 
 async def stored_events(client: Client) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.comparison import NO_BROKER, SYNCS
+from benchmarks.comparison import NO_BROKER, SYNCS, syncs_of
 from benchmarks.peers.scenarios import PEERS
 from benchmarks.records import Run
 from benchmarks.scenarios import Scenario
@@ -22,6 +22,8 @@ class Group(NamedTuple):
     once: bool = False
     """Whether they run in the first round only."""
     broker: str = "nats"
+    size: int | None = None
+    """None: the size of each scenario."""
 
 
 COMPARISON = (
@@ -34,7 +36,8 @@ COMPARISON = (
     Group(("drain", "lag", "pgqueuer", "procrastinate", "saq"), "postgres", ("always",), (1, 2)),
     Group(("workflows", "steps", "dbos", "huey"), syncs=("always",)),
     Group(("drain", "lag", "ingest", "faststream-redis-timers", "arq", "saq-redis", "bullmq"), broker="redis"),
-    Group(("drain", "lag", "ingest", "celery"), syncs=("default",), broker="rabbitmq"),
+    Group(("drain", "ingest"), syncs=syncs_of("rabbitmq"), broker="rabbitmq", size=20_000),
+    Group(("lag", "celery"), syncs=syncs_of("rabbitmq"), broker="rabbitmq"),
     Group(("retention", "idle"), syncs=("always",), once=True),
     Group(("pending",), syncs=("always",), full=True, once=True),
 )
@@ -58,7 +61,7 @@ def _round(group: Group, scenarios: Mapping[str, Scenario]) -> Iterator[Run]:
     for sync in group.syncs:
         for name in group.scenarios:
             scenario = scenarios[name]
-            size = scenario.full if group.full else scenario.size
+            size = group.size or (scenario.full if group.full else scenario.size)
             if scenario.brokers:
                 counts = (1,) if name in PEERS else group.instances
                 yield from (Run(name, group.store, sync, size, instances, group.broker) for instances in counts)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -24,14 +25,17 @@ class CeleryQueue:
         self._task = noop
 
     async def store(self, numbers: Sequence[int]) -> None:
-        await asyncio.to_thread(lambda: [self._task.apply_async((each,)) for each in numbers])
+        await self._store({number: None for number in numbers})
 
     async def store_due(self, due: Mapping[int, float]) -> None:
-        def store() -> None:
-            for number, at in due.items():
-                self._task.apply_async((number,), eta=datetime.fromtimestamp(at / 1000, UTC))
+        await self._store({number: datetime.fromtimestamp(at / 1000, UTC) for number, at in due.items()})
 
-        await asyncio.to_thread(store)
+    async def _store(self, etas: Mapping[int, datetime | None]) -> None:
+        def store(number: int) -> None:
+            self._task.apply_async((number,), eta=etas[number])
+
+        with ThreadPoolExecutor(_CONCURRENCY) as threads:
+            await asyncio.to_thread(lambda: [*threads.map(store, etas)])
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
