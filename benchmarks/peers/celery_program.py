@@ -25,7 +25,7 @@ class CeleryQueue:
         self._task = noop
 
     async def store(self, numbers: Sequence[int]) -> None:
-        await self._store({number: None for number in numbers})
+        await self._store(dict.fromkeys(numbers))
 
     async def store_due(self, due: Mapping[int, float]) -> None:
         await self._store({number: datetime.fromtimestamp(at / 1000, UTC) for number, at in due.items()})

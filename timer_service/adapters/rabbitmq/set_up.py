@@ -91,9 +91,7 @@ class SetUp:
         named: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
         async with self._channel() as channel:
             try:
-                await channel.queue_declare(
-                    self._names.owner, durable=True, arguments=arguments, timeout=ANSWER_SECONDS
-                )
+                await channel.queue_declare(self._names.owner, durable=True, arguments=named, timeout=ANSWER_SECONDS)
             except ChannelPreconditionFailed as error:
                 names = {"stream": self._names.stream(Kind.COMMAND), "owner": self._names.owner}
                 raise StartError(_OTHER_DATABASE.format(**names)) from error
