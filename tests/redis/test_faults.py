@@ -246,3 +246,19 @@ async def test_old_commands_that_are_not_handled_yet(user: RedisWire, service: S
     await service.start()
     rejected = 'timer_commands_received_total{outcome="rejected",type="ScheduleTimer"}'
     await service.until_metric(rejected, at_least=1500)
+
+
+async def test_due_in_behind_an_id_in_the_future(user: RedisWire, service: Service) -> None:
+    """Its time is not known, so `dueIn` counts from when the command is handled. A restart is as fast as ever."""
+    fields = {"serviceCallId": "future", "dueIn": 2000}
+    body = json.dumps({"type": "ScheduleTimer", "tenantId": "acme", "payload": fields})
+    begun = datetime.now(UTC)
+    await user.client.xadd(
+        "timer:cmd", {"tenant": "acme", "type": "schedule-timer", "body": body}, id="9300000000000-5"
+    )
+    await until_fired(user, "future")
+    assert datetime.now(UTC) - begun >= timedelta(seconds=2)
+    await service.kill()
+    await service.start()
+    await schedule(user, "later")
+    await until_fired(user, "later")

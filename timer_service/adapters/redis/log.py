@@ -38,6 +38,8 @@ _LOOK_AT_ONCE = 1000
 """How many commands the server looks at in one call. That takes about a millisecond."""
 _MOST_LOOKS = 1000
 _MS_DIGITS = 15
+_LAST_MS = 7_258_118_400_000
+"""The year 2200. An id with a later time was chosen by its sender."""
 _NS_PER_MS = 1_000_000
 _STEP_NS = 10_000
 _NO_HEADERS = Headers(b"")
@@ -186,7 +188,7 @@ class RedisLog:
             return cursor
         ((entry, fields),) = last
         place = decode_text(entry)
-        return cursor._replace(stored_at=self._stored_at(fields, place), place=place)
+        return cursor._replace(stored_at=_stored_at(fields, place), place=place)
 
     async def has_others(self, tenant: str) -> bool:
         """Return whether there are commands of other tenants behind what was read. See `CommandLog`.
@@ -242,7 +244,7 @@ class RedisLog:
         if not await self._has_command_of(cursor, name, info):
             begins = _place_of(max(cursor.stored_at - self._overlap_ns, 0))
             unread = await self._count(begins, last)
-            before = await self._client.xrevrange(self._stream, f"({begins}", count=1)
+            before = begins != "0-0" and await self._client.xrevrange(self._stream, f"({begins}", count=1)
             place = decode_text(before[0][0]) if before else ""
             moved = LogCursor(name, max(cursor.epoch + 1, created), added - unread, cursor.stored_at, place)
             return Opening(moved, is_other=True, unread=unread)
@@ -344,21 +346,9 @@ class RedisLog:
         source, address = _address(self._stream, fields.get(b"tenant", b""), fields.get(b"type", b""))
         body = fields.get(b"body", b"")
         size = len(source) + sum(map(len, fields)) + sum(map(len, fields.values()))
-        stored_at = self._stored_at(fields, place)
+        stored_at = _stored_at(fields, place)
         position = Position(self._epoch, self._sequence)
         return RawCommand(address, source, body, _headers(fields), position, size, stored_at, place=place)
-
-    def _stored_at(self, fields: Fields, place: str) -> int:
-        """Return when the server stored a command, in nanoseconds: those of a millisecond are 10 us apart.
-
-        One from a tenant's own stream was stored there before.
-        """
-        milliseconds, number = _order(place)
-        milliseconds = self._streams.clamped_ms(milliseconds)
-        before = fields.get(b"stored-at", b"")
-        if before.isdigit():
-            milliseconds = min(int(before[:_MS_DIGITS]), milliseconds)
-        return milliseconds * _NS_PER_MS + min(number * _STEP_NS, _NS_PER_MS - _STEP_NS)
 
     def _take(self, limit: int, most_bytes: int) -> LogBatch:
         """Take a batch from the buffer. A single command may have more bytes."""
@@ -392,6 +382,21 @@ def _order(place: str) -> tuple[int, int]:
     """Return an id as what orders it."""
     milliseconds, _, number = place.partition("-")
     return int(milliseconds), int(number or 0)
+
+
+def _stored_at(fields: Fields, place: str) -> int:
+    """Return when the server stored a command, in nanoseconds: those of a millisecond are 10 us apart.
+
+    One from a tenant's own stream was stored there before. If its sender chose an id in the far future, the time is
+    not known, and neither is that of the commands behind it: the server gives them greater ids.
+    """
+    milliseconds, number = _order(place)
+    if milliseconds > _LAST_MS:
+        return 0
+    before = fields.get(b"stored-at", b"")
+    if before.isdigit():
+        milliseconds = min(int(before[:_MS_DIGITS]), milliseconds)
+    return milliseconds * _NS_PER_MS + min(number * _STEP_NS, _NS_PER_MS - _STEP_NS)
 
 
 def _place_of(stored_at: int) -> str:

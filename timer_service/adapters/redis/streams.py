@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, worst
@@ -27,7 +27,6 @@ _OWN_KINDS = (Kind.COMMAND, Kind.QUERY, Kind.REQUEST)
 """What tenants can have streams of their own for."""
 _SCANNED_AT_ONCE = 100
 _AGAIN_MS = 1000
-_FUTURE_MS = 3_600_000
 _FULL = 0.99
 _REFUSED_SECONDS = 65
 """How long a refusal counts. Messages that wait for room are published again within a minute."""
@@ -102,12 +101,15 @@ class StreamUpkeep:
         Raises `StartError` if the server has something else in its place.
         """
         await self._look()
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.hsetnx(self._keys.log, "id", secrets.token_hex(8))
-        pipeline.hsetnx(self._keys.log, "created", self._server_ms)
-        pipeline.hsetnx(self._keys.log, "database", database)
-        pipeline.hmget(self._keys.log, ["id", "created", "database"])
-        name, created, owner = (await pipeline.execute())[-1]
+        names = ["id", "created", "database"]
+        found = await self._client.hmget(self._keys.log, names)
+        if None in found:  # a server without room refuses to set what is set already, too
+            pipeline = self._client.pipeline(transaction=True)
+            for name, value in zip(names, (secrets.token_hex(8), self._server_ms, database), strict=True):
+                pipeline.hsetnx(self._keys.log, name, value)
+            await pipeline.execute()
+            found = await self._client.hmget(self._keys.log, names)
+        name, created, owner = found
         if not created.isdigit():
             raise StartError(f"the hash {self._keys.log} is damaged: its field `created` is no number. Delete the hash")
         self._identity, self.log_is_other = [name, owner], False
@@ -139,10 +141,6 @@ class StreamUpkeep:
             self._outage.record_failure(health.reason)
         return Pass(0, None if health.reason is None else now + _AGAIN_MS)
 
-    def clamped_ms(self, milliseconds: int) -> int:
-        """Return the time in an id, or that of the server if it is far in the future: a user can choose ids."""
-        return self._server_ms if milliseconds > self._server_ms + _FUTURE_MS else milliseconds
-
     def oldest_ms(self, kind: Kind) -> int | None:
         """Return the instant before which stored messages of a kind may be deleted, in Unix ms; None: they may not."""
         return self._server_ms - _AGE[kind] // timedelta(milliseconds=1) if self._manage else None
@@ -155,12 +153,16 @@ class StreamUpkeep:
         """Look at the server: its time and its state, and which tenants have streams of their own."""
         seconds, microseconds = await self._client.time()
         self._server_ms = seconds * 1000 + microseconds // 1000
-        self._checked = check_server(await self._client.info())
         try:
             found = sorted(map(decode_text, await self._client.smembers(self._keys.tenants)))
         except ResponseError as error:
             raise ResponseError(f"{self._keys.tenants}: {error}") from error
-        self.tenants = await self._with_streams([each for each in found if re.fullmatch(TENANT_PATTERN, each)])
+        tenants = [each for each in found if re.fullmatch(TENANT_PATTERN, each)]
+        try:
+            self.tenants = await self._with_streams(tenants)
+        except NoPermissionError:  # then a key of one tenant that is no stream stops all
+            self.tenants = tenants
+        self._checked = check_server(await self._client.info())
 
     async def _with_streams(self, tenants: Sequence[str]) -> Sequence[str]:
         """Return the tenants of which no key is something else than a stream. Reading that would fail for all."""
@@ -181,9 +183,12 @@ class StreamUpkeep:
 
         Events and dead letters are also deleted when one is stored in their stream.
         """
-        self._scanned, found = await self._client.scan(
-            self._scanned, match=f"{self._keys.stream(Kind.EVENT)}:*", count=_SCANNED_AT_ONCE, _type="stream"
-        )
+        try:
+            self._scanned, found = await self._client.scan(
+                self._scanned, match=f"{self._keys.stream(Kind.EVENT)}:*", count=_SCANNED_AT_ONCE, _type="stream"
+            )
+        except NoPermissionError:  # then events of tenants that get no new ones stay
+            found = []
         pipeline = self._client.pipeline(transaction=False)
         for kind, keys in ((Kind.EVENT, found), (Kind.DEAD_LETTER, [self._keys.stream(Kind.DEAD_LETTER)])):
             for key in keys:
