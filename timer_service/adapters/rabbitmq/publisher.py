@@ -50,15 +50,12 @@ class Publisher:
     async def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Store messages. Return one result each, in order."""
         ends_at = self._monotonic() + _CALL_SECONDS
-        indexes: dict[Kind, list[int]] = {}
-        for index, message in enumerate(messages):
-            indexes.setdefault(message.address.kind, []).append(index)
-        results = [PUBLISHED] * len(messages)
-        for kind, those in indexes.items():
-            found = await self._publish_kind(kind, [messages[index] for index in those], ends_at)
-            for index, result in zip(those, found, strict=True):
-                results[index] = result
-        return results
+        results: dict[int, PublishResult] = {}
+        for kind in {message.address.kind for message in messages}:
+            of_kind = {n: message for n, message in enumerate(messages) if message.address.kind is kind}
+            found = await self._publish_kind(kind, [*of_kind.values()], ends_at)
+            results.update(zip(of_kind, found, strict=True))
+        return [results[n] for n in range(len(messages))]
 
     async def _publish_kind(self, kind: Kind, messages: Sequence[Message], ends_at: float) -> list[PublishResult]:
         """Publish one window after the other.

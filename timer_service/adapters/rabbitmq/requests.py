@@ -31,8 +31,6 @@ class TenantRequests:
         self._served: dict[Kind, tuple[Collection[str], ReceiveRequest]] = {}
         self._consumers: dict[Kind, str] = {}
         self._channel: AbstractChannel | None = None
-        self._ignored = 0
-        """How many messages were ignored, because they have no valid reply address or came from another exchange."""
 
     @property
     def is_open(self) -> bool:
@@ -100,7 +98,7 @@ class TenantRequests:
         reply_to = write_reply_address(properties.reply_to or "", properties.correlation_id)
         is_direct = was_published_to(self._names.exchange(kind), message.exchange, properties.headers or {})
         if not is_direct or not may_reply_to(reply_to, REPLY_PREFIXES):
-            self._count_ignored()
+            log.debug("ignored a request", extra={"query": address.message, "reply_to": reply_to})
         elif receive is not None and address.message in names:
             try:
                 refused = receive(Request(address.message, address.tenant, message.body, reply_to))
@@ -109,12 +107,6 @@ class TenantRequests:
             else:
                 if refused:
                     await self.reply(refused)
-
-    def _count_ignored(self) -> None:
-        """Count a message that is ignored. Only the first, second, fourth, eighth and so on is logged."""
-        self._ignored += 1
-        if self._ignored & (self._ignored - 1) == 0:
-            log.warning("messages ignored: they have no valid reply address", extra={"count": self._ignored})
 
 
 async def send_replies(connection: Connection, channel: AbstractChannel | None, replies: Sequence[Reply]) -> None:

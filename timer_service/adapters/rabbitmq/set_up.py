@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -88,10 +88,10 @@ class SetUp:
         Raises `StartError` if the log belongs to another database, or one of `ERRORS`. Without a permission to create
         that queue, nothing is claimed.
         """
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
+        settings: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
         async with self._channel() as channel:
             try:
-                await self._declare(channel, self._names.owner, arguments)
+                await channel.queue_declare(self._names.owner, durable=True, arguments=settings, timeout=ANSWER_SECONDS)
             except ChannelPreconditionFailed as error:
                 names = {"stream": self._names.stream(Kind.COMMAND), "owner": self._names.owner}
                 raise StartError(_OTHER_DATABASE.format(**names)) from error
@@ -106,19 +106,13 @@ class SetUp:
             except ChannelPreconditionFailed as error:
                 raise StartError(f"{error}: set max_message_size of RabbitMQ to {MAX_MESSAGE_BYTES} or more") from error
 
-    async def _prepare(
-        self, exchange: str, exchange_type: str, queue: str = "", arguments: Mapping[str, Any] | None = None
-    ) -> bool:
-        """Prepare an exchange, and a queue bound to it. Return whether the queue was created."""
+    async def _prepare(self, exchange: str, kind: str, queue: str = "", settings: dict[str, Any] | None = None) -> bool:
+        """Prepare an exchange of a kind, and a queue bound to it. Return whether the queue was created."""
         created = False
         try:
-            if not await self._exists(exchange, is_queue=False):
-                async with self._channel() as channel:
-                    await channel.exchange_declare(exchange, exchange_type=exchange_type, durable=True)
+            await self._create(lambda each, how: each.exchange_declare(exchange, exchange_type=kind, **how))
             if queue:
-                if created := not await self._exists(queue, is_queue=True):
-                    async with self._channel() as channel:
-                        await self._declare(channel, queue, arguments or {})
+                created = await self._create(lambda each, how: each.queue_declare(queue, arguments=settings, **how))
                 if self._manage:
                     async with self._channel() as channel:
                         await channel.queue_bind(queue, exchange, "#", timeout=ANSWER_SECONDS)
@@ -126,25 +120,24 @@ class SetUp:
             raise StartError(f"{queue or exchange} cannot be set up: {error}") from error
         return created
 
-    async def _exists(self, name: str, *, is_queue: bool) -> bool:
-        """Return whether an exchange or a queue exists. Raises `StartError` if not, and it may not be created."""
-        async with self._channel() as channel:
-            try:
-                if is_queue:
-                    await channel.queue_declare(name, passive=True, timeout=ANSWER_SECONDS)
-                else:
-                    await channel.exchange_declare(name, passive=True, timeout=ANSWER_SECONDS)
-            except ChannelNotFoundEntity as error:
-                if _AWAY in str(error):
-                    raise TimeoutError(str(error)) from error
-                if not self._manage:
-                    raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None
-                return False
-        return True
+    async def _create(self, declare: Callable[[AbstractChannel, dict[str, Any]], Awaitable[object]]) -> bool:
+        """Create an exchange or a queue, unless it exists. Return whether it was created.
 
-    @staticmethod
-    async def _declare(channel: AbstractChannel, queue: str, arguments: Mapping[str, Any]) -> None:
-        await channel.queue_declare(queue, durable=True, arguments=dict(arguments), timeout=ANSWER_SECONDS)
+        Raises `StartError` if it does not exist and may not be created.
+        """
+        try:
+            async with self._channel() as channel:
+                await declare(channel, {"passive": True, "timeout": ANSWER_SECONDS})
+        except ChannelNotFoundEntity as error:
+            if _AWAY in str(error):
+                raise TimeoutError(str(error)) from error
+            if not self._manage:
+                raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None
+        else:
+            return False
+        async with self._channel() as channel:
+            await declare(channel, {"durable": True, "timeout": ANSWER_SECONDS})
+        return True
 
     @asynccontextmanager
     async def _channel(self, *, confirms: bool = False) -> AsyncIterator[AbstractChannel]:
