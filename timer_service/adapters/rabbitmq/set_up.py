@@ -88,10 +88,10 @@ class SetUp:
         Raises `StartError` if the log belongs to another database, or one of `ERRORS`. Without a permission to create
         that queue, nothing is claimed.
         """
-        named: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
+        settings: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": owner}
         async with self._channel() as channel:
             try:
-                await channel.queue_declare(self._names.owner, durable=True, arguments=named, timeout=ANSWER_SECONDS)
+                await channel.queue_declare(self._names.owner, durable=True, arguments=settings, timeout=ANSWER_SECONDS)
             except ChannelPreconditionFailed as error:
                 names = {"stream": self._names.stream(Kind.COMMAND), "owner": self._names.owner}
                 raise StartError(_OTHER_DATABASE.format(**names)) from error
@@ -112,9 +112,7 @@ class SetUp:
         try:
             await self._create(lambda each, how: each.exchange_declare(exchange, exchange_type=kind, **how))
             if queue:
-                created = await self._create(
-                    lambda channel, how: channel.queue_declare(queue, arguments=settings, **how)
-                )
+                created = await self._create(lambda each, how: each.queue_declare(queue, arguments=settings, **how))
                 if self._manage:
                     async with self._channel() as channel:
                         await channel.queue_bind(queue, exchange, "#", timeout=ANSWER_SECONDS)
