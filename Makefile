@@ -122,5 +122,6 @@ $(PEERS)/.done: requirements/peers.txt benchmarks/peers/node/package-lock.json
 	@echo "Installing other projects, to compare with, into $(PEERS) ..."
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
-	@if command -v npm > /dev/null; then npm ci --silent --ignore-scripts --prefix benchmarks/peers/node; fi
+	@cp benchmarks/peers/node/package*.json $(PEERS)
+	@if command -v npm > /dev/null; then npm ci --silent --ignore-scripts --prefix $(PEERS); fi
 	@touch $@

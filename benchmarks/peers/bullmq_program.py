@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +11,8 @@ from urllib.parse import urlsplit
 
 from benchmarks.peers.jobs import Executed, Queue, main
 
-_PROGRAM = Path(__file__).parent / "node" / "bullmq.js"
+_PACKAGES = Path(sys.prefix) / "node_modules"
+_PROGRAM = Path(__file__).parent / "node" / "bullmq.cjs"
 _CONCURRENCY = 100
 _LINE_BYTES = 1 << 24
 
@@ -57,7 +60,13 @@ async def _open(url: str, executed: Executed) -> AsyncIterator[Queue]:
     pipe = asyncio.subprocess.PIPE
     arguments = (urlsplit(url).hostname or "", str(urlsplit(url).port), str(_CONCURRENCY))
     process = await asyncio.create_subprocess_exec(
-        "node", str(_PROGRAM), *arguments, stdin=pipe, stdout=pipe, limit=_LINE_BYTES
+        "node",
+        str(_PROGRAM),
+        *arguments,
+        stdin=pipe,
+        stdout=pipe,
+        env={**os.environ, "NODE_PATH": str(_PACKAGES)},
+        limit=_LINE_BYTES,
     )
     try:
         async with asyncio.TaskGroup() as tasks:

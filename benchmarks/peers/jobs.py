@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 _RATE = 200
-_AHEAD_MS = 4000
+_AHEAD_MS = 6000
 _POLL_SECONDS = 0.02
 _DUPLICATES_SECONDS = 1
 _PATIENCE_SECONDS = 20

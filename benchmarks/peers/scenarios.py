@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import ROOT, Rig
@@ -13,8 +12,8 @@ from benchmarks.records import Result
 from benchmarks.stores import PostgresStore
 
 _ENVIRONMENT = ROOT / ".venv-peers"
-_NODE = Path(__file__).parent / "node"
 _PYTHON = _ENVIRONMENT / "bin" / "python"
+_BULLMQ = _ENVIRONMENT / "node_modules" / "bullmq" / "package.json"
 _LAG_SECONDS = 6
 _SECONDS = 90
 _VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
@@ -48,7 +47,7 @@ PEERS = {
 
 def installed(name: str) -> bool:
     """Return whether a peer is installed."""
-    return (_NODE / "node_modules" if name == "bullmq" else _ENVIRONMENT / ".done").exists()
+    return (_ENVIRONMENT / ".done").exists() and (name != "bullmq" or _BULLMQ.exists())
 
 
 def peer_versions() -> dict[str, str]:
@@ -58,7 +57,7 @@ def peer_versions() -> dict[str, str]:
 
 def _version(name: str) -> str:
     if name == "bullmq":
-        return str(json.loads((_NODE / "node_modules" / "bullmq" / "package.json").read_text("utf-8"))["version"])
+        return str(json.loads(_BULLMQ.read_text("utf-8"))["version"])
     return subprocess.check_output([_PYTHON, "-c", _VERSION, PEERS[name].package or name], text=True).strip()
 
 

@@ -1,8 +1,8 @@
 // BullMQ for `bullmq_program`. Reads a JSON object a line: {"store": [[number, due], ...]} or {"work": true}.
 // Writes "stored" when jobs are stored, and the number and the instant of each job that is executed.
 
-import { createInterface } from "node:readline";
-import { Queue, Worker } from "bullmq";
+const { createInterface } = require("node:readline");
+const { Queue, Worker } = require("bullmq");
 
 const [host, port, concurrency] = [process.argv[2], Number(process.argv[3]), Number(process.argv[4])];
 const connection = { host, port, maxRetriesPerRequest: null };
@@ -25,10 +25,14 @@ async function store(jobs) {
   console.log("stored");
 }
 
-for await (const line of createInterface({ input: process.stdin })) {
-  const asked = JSON.parse(line);
-  if (asked.store) await store(asked.store);
-  else worker = new Worker("bench", async (job) => console.log(job.data, now()), { connection, concurrency });
+async function main() {
+  for await (const line of createInterface({ input: process.stdin })) {
+    const asked = JSON.parse(line);
+    if (asked.store) await store(asked.store);
+    else worker = new Worker("bench", async (job) => console.log(job.data, now()), { connection, concurrency });
+  }
+  await worker?.close();
+  await queue.close();
 }
-await worker?.close();
-await queue.close();
+
+main();
