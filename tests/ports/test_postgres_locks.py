@@ -155,12 +155,13 @@ async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeyp
 
 async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """If all connections are in use for too long, the database is busy and not away. Queries are answered meanwhile."""
-    monkeypatch.setattr(database_module, "STATEMENT_SECONDS", 0.2)
     async with AsyncExitStack() as transactions:
         for _ in range(10):
             await transactions.enter_async_context(postgres.transaction())
+        monkeypatch.setattr(database_module, "STATEMENT_SECONDS", 0.2)
         with pytest.raises(DatabaseBusyError, match="all 10 connections are in use"):
             await transactions.enter_async_context(postgres.transaction())
+        monkeypatch.undo()
         (answer,) = await postgres.queries.fetch("SELECT 42 AS number")
         assert (answer["number"], postgres.health) == (42, HEALTHY)
     assert await postgres.clock_at() > 0

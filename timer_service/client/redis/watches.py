@@ -67,9 +67,13 @@ class Watches:
             self._reading = None
 
     async def _read(self) -> None:
-        """Read events and give them to the watches, until the connection is lost."""
+        """Read events and give them to the watches, until the connection is lost or another task reads.
+
+        The driver can swallow a cancellation, and then this task would give every event a second time.
+        """
+        me = asyncio.current_task()
         try:
-            while True:
+            while self._reading is me:
                 if any(each.tenant == "*" for each in self._watches):
                     for key in await self._find(self._watches) - self._places.keys():
                         self._places[key] = _FIRST  # it was created after the watch began
@@ -78,7 +82,7 @@ class Watches:
                     continue
                 with keep_cancellation():
                     found = await self._client.xread(dict(self._places), _READ, _BLOCK_MS)
-                for key, entries in found:
+                for key, entries in found if self._reading is me else ():
                     for _, fields in entries:
                         self._give(key, fields)
                     self._places[key] = entries[-1][0]
