@@ -17,6 +17,7 @@ from tests.harness.receiving import EventPublisher, Publisher, event_publisher
 from tests.harness.spawn import TIMER_SERVICE
 from tests.harness.waiting import until
 from timer_service.client import TimerClient
+from timer_service.client.lookup import url_without_login
 from timer_service.client.receive.delivery import DEATHS
 
 PROGRAM = """
@@ -183,7 +184,7 @@ async def test_a_program_for_each_event(tmp_path: Path, broker: NatsServer, even
         assert await listener.terminate() == 0
     text = (tmp_path / "output").read_text()
     begin = "Waiting for due-time-reached with the topic unpaid of tenant acme as consumer listen at"
-    assert text.startswith(f"{begin} {broker.url}")
+    assert text.startswith(f"{begin} {url_without_login(broker.url)}")
     assert "ProgramError: sh ended with 1" in text
 
 
