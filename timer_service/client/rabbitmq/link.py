@@ -11,6 +11,7 @@ from typing import Any
 import aiormq
 from aiormq import spec
 from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import PublishError
 
 from timer_service.client.commands import Command, Exchange
 from timer_service.client.errors import NoAnswerError, TimerServiceError
@@ -199,9 +200,12 @@ class RabbitLink(Link):
         """Publish a message, and return whether a queue or a stream has got it."""
         if self._channel is None:
             raise NoAnswerError(f"not connected to the broker: {self._problem}")
-        confirmed = await self._channel.basic_publish(
-            body, exchange=self._exchange(kind), routing_key=key, properties=properties, mandatory=True
-        )
+        try:
+            confirmed = await self._channel.basic_publish(
+                body, exchange=self._exchange(kind), routing_key=key, properties=properties, mandatory=True
+            )
+        except PublishError:  # it came back
+            return False
         return isinstance(confirmed, spec.Basic.Ack)
 
     @contextmanager
