@@ -17,7 +17,7 @@ _CORRELATION = "?"
 _NO_ADDRESS = Address(Kind.COMMAND, "", "")
 _RESERVED = {MESSAGE_ID, REPLY_TO}
 _PASSED_ON = "x-first-death-queue"
-"""A header that the broker adds to dead letters."""
+"""A header that the broker adds to dead letters. RabbitMQ 3.13 and later store headers that begin with x- apart."""
 _KEY = b"x-routing-key\xa1"
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
@@ -29,12 +29,13 @@ def read_command(stored: bytes, names: Names, position: Position, stored_at: int
         annotations = message.message_annotations or {}
         exchange, key = (_text(annotations.get(each, b"")) for each in (b"x-exchange", b"x-routing-key"))
         headers = {_text(name): value for name, value in (message.application_properties or {}).items()}
+        marks: Collection[str] = {*map(_text, annotations), *headers}
         block = _write_block(message.properties, headers)
         body = message.body if isinstance(message.body, bytes) else b""
     except Exception:  # noqa: BLE001 - a publisher of the stream protocol can store any bytes
-        exchange, key, headers = "", "", {}
+        exchange, key, marks = "", "", ()
         block, body = b"", stored
-    is_direct = was_published_to(names.exchange(Kind.COMMAND), exchange, headers)
+    is_direct = was_published_to(names.exchange(Kind.COMMAND), exchange, marks)
     address = read_key(Kind.COMMAND, key) if is_direct else _NO_ADDRESS
     source = f"{exchange} {key}"
     size = len(source.encode()) + len(block) + len(body)
@@ -47,12 +48,13 @@ def is_of(stored: bytes, tenant: str) -> bool:
     return at >= 0 and stored.startswith(f"{tenant}.".encode(), at + len(_KEY) + 1)
 
 
-def was_published_to(wanted: str, exchange: str | None, headers: Collection[str]) -> bool:
+def was_published_to(wanted: str, exchange: str | None, marks: Collection[str]) -> bool:
     """Return whether a message was published to an exchange, for which the permissions of the tenant counted.
 
     A tenant that may create exchanges or queues can let them pass messages on, with the routing key of another one.
+    `marks`: the names of its headers.
     """
-    return exchange == wanted and _PASSED_ON not in headers
+    return exchange == wanted and _PASSED_ON not in marks
 
 
 def write_reply_address(reply_to: str, correlation_id: str | None) -> str:

@@ -21,7 +21,7 @@ from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
 
 _KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
-_OLDEST, _NEWEST = (3, 10), (3, 12)
+_OLDEST, _NEWEST = (3, 10), (4, 0)
 _ALARM_SECONDS = 1
 _PAGE = "docs/brokers/rabbitmq.md"
 _SYNC = Finding(
@@ -84,9 +84,9 @@ def check_version(version: str, address: str) -> Finding:
     text = f"RabbitMQ {version} at {address}"
     numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())
     if numbers < _OLDEST:
-        return Finding("broker", Status.FAIL, f"{text} is too old", "Run RabbitMQ 3.10, 3.11 or 3.12.")
+        return Finding("broker", Status.FAIL, f"{text} is too old", "Run RabbitMQ 3.10 to 4.0.")
     if numbers > _NEWEST:
-        return Finding("broker", Status.WARN, f"{text} was not tested", "Run RabbitMQ 3.10, 3.11 or 3.12.")
+        return Finding("broker", Status.WARN, f"{text} was not tested", "Run RabbitMQ 3.10 to 4.0.")
     return Finding("broker", Status.OK, text)
 
 
