@@ -179,7 +179,7 @@ async def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> Async
             yield found
 
 
-@pytest.fixture(params=HARNESSES)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "rabbitmq")) for name in HARNESSES])
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     """Yield each broker in turn, empty."""
     async with HARNESSES[request.param](request) as started:

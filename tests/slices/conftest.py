@@ -44,7 +44,8 @@ def rabbitmq_sqlite(rabbit_programs: None, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(
     params=[
         *(f"memory_{store}" for store in STORES),
-        *("nats_sqlite", "nats_postgres", "redis_sqlite", "rabbitmq_sqlite"),
+        *("nats_sqlite", "nats_postgres", "redis_sqlite"),
+        pytest.param("rabbitmq_sqlite", marks=pytest.mark.slow),
     ]
 )
 def stage(request: pytest.FixtureRequest) -> Stage:
