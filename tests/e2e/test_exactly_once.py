@@ -139,6 +139,7 @@ async def test_commands_under_kills(tmp_path: Path, broker: NatsServer, user: Us
         story.check_replies()
 
 
+@pytest.mark.slow
 async def test_command_that_ends_the_process(
     tmp_path: Path, broker: NatsServer, user: User, stored: Mapping[str, str]
 ) -> None:

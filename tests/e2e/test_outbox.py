@@ -25,6 +25,7 @@ KILLS = [2, pytest.param(60, marks=[pytest.mark.full])]
 PAGE = "docs/outbox.md"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", KILLS)
 @ON_EACH_BROKER
 @ON_SQLITE

@@ -130,7 +130,8 @@ async def test_permissions(rabbit: RabbitHarness) -> None:
         (".*", f"queue '{rabbit.prefix}.evt.log'"),
     ):
         await asyncio.to_thread(rabbit.server.ctl, "set_permissions", name, "^$", write, ".*")
-        with pytest.raises(StartError, match=f"ACCESS_REFUSED - (write )?access to {re.escape(refused)} .* refused for user"):
+        refusal = f"ACCESS_REFUSED - (write )?access to {re.escape(refused)} .* refused for user"
+        with pytest.raises(StartError, match=refusal):
             await RabbitBroker.connect(url, rabbit.prefix, login=lambda: login, manage_streams=True)
 
 

@@ -91,6 +91,7 @@ def check_seconds(change: Change) -> None:
         check(cron, change.zone, clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 def test_slots_of_a_year(zone: str) -> None:
     """Around each clock change of a year, the slots equal those of a clock that is looked at each minute."""

@@ -140,6 +140,7 @@ MONTHS = ("2", "4", "2,4", "FEB-APR", "*")
 WEEKDAYS = ("*", "0", "*/7", "*/6", "MON#5", "MON#1", "0L", "SUN#5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("month", MONTHS)
 def test_never_fires_is_the_same_as_no_match_in_28_years(month: str) -> None:
     """NEVER_FIRES is the verdict for exactly the expressions that match no day of 28 years."""
@@ -315,6 +316,7 @@ _quartz_days = st.tuples(st.just("?"), st.lists(_quartz_day, min_size=1, max_siz
 )
 
 
+@pytest.mark.slow
 @given(_quartz_days, st.sampled_from(["*", "2", "JAN-MAR", "*/5"]), st.sampled_from(["", " *"]))
 def test_advice_keeps_the_meaning_of_quartz(days: tuple[str, str], month: str, year: str) -> None:
     """The expression that an error advises for one of Quartz has slots on the same days as in Quartz."""
