@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import aio_pika
@@ -42,6 +43,16 @@ async def test_memory_alarm(rabbit: RabbitHarness) -> None:
     assert (health.usable, streams[Kind.COMMAND].usable) == (False, False)
     assert await statuses(rabbit, [event(3)]) == [P]
     assert {each.id for each in await rabbit.events("acme")} >= {"event-3"}
+
+
+async def test_calls_that_overlap(rabbit: RabbitHarness) -> None:
+    """Calls that overlap are stored one after the other: a process that is killed has half stored one of them."""
+    calls = [[event(number) for number in range(start, start + 700)] for start in (0, 1000, 2000)]
+    assert await asyncio.gather(*(statuses(rabbit, call) for call in calls)) == [[P] * 700] * 3
+    stored = [int(each.id.removeprefix("event-")) // 1000 for each in await rabbit.events("acme")]
+    assert [(call, len([*events])) for call, events in groupby(stored)] == [
+        (call, 700) for call in dict.fromkeys(stored)
+    ]
 
 
 async def test_killed_server(rabbit: RabbitHarness) -> None:

@@ -21,6 +21,7 @@ from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, S
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.address import Kind
+from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import RawCommand
 
@@ -80,6 +81,8 @@ class RabbitLog:
             await self._claim(owner)
             connection = await self._connect()
             opening = await self._find_opening(connection, cursor)
+            if not await connection.is_bound_to(exchange := self._names.exchange(Kind.COMMAND)):
+                raise StartError(f"stream {self._name} gets no commands: bind it to exchange {exchange} with the key #")
             await self._follow(connection, opening.cursor)
         except ERRORS as error:
             raise LogUnavailableError(self._text(error)) from error

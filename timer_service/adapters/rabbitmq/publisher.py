@@ -47,6 +47,7 @@ class Publisher:
         self._monotonic = monotonic
         self._channels: dict[Kind, Channel] = {}
         """One of each kind: a missing exchange closes the channel."""
+        self._opening = asyncio.Lock()
         self._sending = asyncio.Lock()
         """Held by the call whose messages are sent. Calls that overlap would all be half stored when a process ends."""
 
@@ -67,8 +68,9 @@ class Publisher:
         If nothing of a window is stored for a reason that the messages did not cause, the next ones are not sent.
         """
         try:
-            if (channel := self._channels.get(kind)) is None or channel.is_closed:
-                channel = self._channels[kind] = await self._connection.channel(confirms=True)
+            async with self._opening:
+                if (channel := self._channels.get(kind)) is None or channel.is_closed:
+                    channel = self._channels[kind] = await self._connection.channel(confirms=True)
         except ERRORS as error:
             return dict.fromkeys(messages, _unavailable(_text(error)))
         frames: dict[int, bytes] = {}

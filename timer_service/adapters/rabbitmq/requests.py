@@ -1,7 +1,7 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
@@ -24,10 +24,10 @@ REPLY_PREFIXES = ("amq.rabbitmq.reply-to.",)
 class TenantRequests:
     """A `core.ports.broker.RequestSubscription` for queries and requests."""
 
-    def __init__(self, connection: Connection, names: Names, set_up: Callable[[Connection], SetUp]) -> None:
+    def __init__(self, connection: Connection, names: Names, set_up: SetUp) -> None:
         self.connection = connection
         self._names = names
-        self._set_up = set_up(connection)
+        self._set_up = set_up
         self._served: dict[Kind, tuple[Collection[str], ReceiveRequest]] = {}
         self._consumers: dict[Kind, str] = {}
         self._channel: AbstractChannel | None = None
