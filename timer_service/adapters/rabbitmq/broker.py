@@ -52,7 +52,6 @@ class RabbitBroker:
         self._channel: AbstractChannel | None = None
         """For replies and hints. Nothing on it is confirmed."""
         self._on_hints: list[Callable[[str, int], None]] = []
-        self._closed = asyncio.Event()
 
     @classmethod
     async def connect(
@@ -117,21 +116,15 @@ class RabbitBroker:
         self._on_hints.append(on_hint)
 
     async def wait_lost(self) -> str:
-        """Wait until the broker is closed. A connection that is lost is always opened again."""
-        await self._closed.wait()
-        return "closed"
+        """Wait for ever: a connection is restored however often it is lost."""
+        await asyncio.Event().wait()
+        return ""
 
     async def close(self) -> None:
         """Disconnect."""
-        self._closed.set()
         await self.log.close()
         await self._requests.connection.close()
         await self._connection.close()
-
-    @property
-    def connections(self) -> Sequence[Connection]:
-        """The connections: that of commands and events, and that of queries and requests if it was opened."""
-        return [self._connection, *([self._requests.connection] if self._requests.is_open else [])]
 
     async def _open(self) -> None:
         await self._connection.open(self._begin)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from timer_service.adapters.rabbitmq.commands import is_of, read_command
+from timer_service.adapters.rabbitmq.connection import reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, StreamConnection, at_offset, at_time
@@ -279,4 +280,4 @@ class RabbitLog:
 
     def _text(self, error: BaseException) -> str:
         """Return the reason why the log cannot be read, for an operator."""
-        return f"stream {self._name} cannot be read: {str(error) or type(error).__name__}"
+        return f"stream {self._name} cannot be read: {reason_of(error)}"

@@ -17,7 +17,7 @@ from pamqp.exceptions import PAMQPException
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names, write_key
 from timer_service.core.ports.broker import PUBLISHED, TRANSIENT, PublishResult, PublishStatus
 from timer_service.core.ports.turns import Turns
@@ -72,7 +72,7 @@ class Publisher:
                 if (channel := self._channels.get(kind)) is None or channel.is_closed:
                     channel = self._channels[kind] = await self._connection.channel(confirms=True)
         except ERRORS as error:
-            return dict.fromkeys(messages, _unavailable(_text(error)))
+            return dict.fromkeys(messages, _unavailable(reason_of(error)))
         frames: dict[int, bytes] = {}
         results: dict[int, PublishResult] = {}
         turns = Turns(_BYTES_PER_TURN)
@@ -81,7 +81,7 @@ class Publisher:
             try:
                 frames[n] = _encode(message, self._names.exchange(kind), channel)
             except (PAMQPException, TypeError, ValueError) as error:
-                results[n] = _refused(f"cannot be sent: {_text(error)}")
+                results[n] = _refused(f"cannot be sent: {reason_of(error)}")
         blocked: PublishResult | None = None
         async with self._sending:
             for window in split(frames, lambda n: len(frames[n]), max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
@@ -115,7 +115,7 @@ class Publisher:
                     channel.message_id_delivery_tag[message_id] = channel.delivery_tag
                     confirms.append(confirm)
         except ERRORS as error:
-            return [_unavailable(_text(error))] * len(ids)
+            return [_unavailable(reason_of(error))] * len(ids)
         try:
             await self._wait(confirms)
         finally:
@@ -147,7 +147,7 @@ class Publisher:
             case DeliveryError():
                 return PublishResult(PublishStatus.FULL, f"a queue behind exchange {exchange} rejects the message")
             case error:
-                return _unavailable(_text(error))
+                return _unavailable(reason_of(error))
 
     def _full(self) -> PublishResult:
         return PublishResult(PublishStatus.FULL, self._connection.health.reason or "")
@@ -183,7 +183,3 @@ def _refused(reason: str) -> PublishResult:
 
 def _unavailable(reason: str) -> PublishResult:
     return PublishResult(PublishStatus.UNAVAILABLE, reason)
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -7,7 +7,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from timer_service.adapters.rabbitmq.commands import read_reply_address, was_published_to, write_reply_address
-from timer_service.adapters.rabbitmq.connection import ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import ERRORS, Connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names, read_key
 from timer_service.adapters.rabbitmq.set_up import SetUp
 from timer_service.core.intake.replies import may_reply_to
@@ -31,11 +31,6 @@ class TenantRequests:
         self._served: dict[Kind, tuple[Collection[str], ReceiveRequest]] = {}
         self._consumers: dict[Kind, str] = {}
         self._channel: AbstractChannel | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether queries or requests were ever received."""
-        return self._channel is not None
 
     @property
     def health(self) -> Health:
@@ -122,5 +117,4 @@ async def send_replies(connection: Connection, channel: AbstractChannel | None, 
                 properties=spec.Basic.Properties(correlation_id=correlation_id),
             )
     except ERRORS as error:
-        about = {"count": len(replies), "reason": str(error) or type(error).__name__}
-        log.warning("could not send replies", extra=about)
+        log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
