@@ -7,6 +7,7 @@ socket for each message, and takes three times as long.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 
 from aiormq import Channel, spec
@@ -29,6 +30,8 @@ Confirm = asyncio.Future[object]
 
 _CALL_SECONDS = 10
 """After this time a call sends nothing more, so that a slow broker does not outlast the lease of the rows."""
+_FEW = 100
+"""A call with so few messages does not wait for other calls."""
 _WINDOW = 500
 _WINDOW_BYTES = 1024 * 1024
 _BYTES_PER_TURN = 64 * 1024
@@ -49,7 +52,7 @@ class Publisher:
         """One of each kind: a missing exchange closes the channel."""
         self._opening = asyncio.Lock()
         self._sending = asyncio.Lock()
-        """Held by the call whose messages are sent. Calls that overlap would all be half stored when a process ends."""
+        """Held by a call with many messages. If they overlapped, each would be half stored when a process is killed."""
 
     async def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Store messages. Return one result each, in order."""
@@ -83,7 +86,7 @@ class Publisher:
             except (PAMQPException, TypeError, ValueError) as error:
                 results[n] = _refused(f"cannot be sent: {reason_of(error)}")
         blocked: PublishResult | None = None
-        async with self._sending:
+        async with self._sending if len(messages) > _FEW else nullcontext():
             for window in split(frames, lambda n: len(frames[n]), max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
                 if blocked is None and self._monotonic() > ends_at:
                     blocked = _unavailable("not sent: the broker is too slow")
