@@ -125,7 +125,7 @@ class RabbitHarness:
 
     async def start(self) -> None:
         await self.server.start()
-        await until(lambda: all(each.health.reason is None for each in self.broker.connections))
+        await until(lambda: self.broker.health.reason is None)
         await self.open_user()
         await self._until_readable()
 

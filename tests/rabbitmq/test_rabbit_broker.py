@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import aio_pika
@@ -13,6 +14,8 @@ from tests.harness.rabbit_harness import RabbitHarness
 from tests.harness.rabbitmq import memory_alarm
 from tests.harness.waiting import until
 from timer_service.adapters.rabbitmq import RabbitBroker
+from timer_service.adapters.rabbitmq.server import Server
+from timer_service.adapters.rabbitmq.stream import LAST, StreamConnection
 from timer_service.core.ports.broker import PublishStatus, QueryReply, Replies, Reply, Request
 from timer_service.core.ports.health import HEALTHY
 from timer_service.core.values.address import Kind
@@ -42,6 +45,31 @@ async def test_memory_alarm(rabbit: RabbitHarness) -> None:
     assert (health.usable, streams[Kind.COMMAND].usable) == (False, False)
     assert await statuses(rabbit, [event(3)]) == [P]
     assert {each.id for each in await rabbit.events("acme")} >= {"event-3"}
+
+
+async def test_calls_that_overlap(rabbit: RabbitHarness) -> None:
+    """Calls that overlap are stored one after the other: a process that is killed has half stored one of them."""
+    calls = [[event(number) for number in range(start, start + 700)] for start in (0, 1000, 2000)]
+    assert await asyncio.gather(*(statuses(rabbit, call) for call in calls)) == [[P] * 700] * 3
+    stored = [int(each.id.removeprefix("event-")) // 1000 for each in await rabbit.events("acme")]
+    assert [(call, len([*events])) for call, events in groupby(stored)] == [
+        (call, 700) for call in dict.fromkeys(stored)
+    ]
+
+
+async def test_few_messages_beside_many(rabbit: RabbitHarness) -> None:
+    """An event does not wait until a call with many events has ended."""
+    many = asyncio.create_task(statuses(rabbit, [event(number) for number in range(10_000)]))
+    stream = await StreamConnection.open(Server(rabbit.server.url), rabbit.broker.streams.name(Kind.EVENT))
+
+    async def has_begun() -> bool:
+        return await stream.look(LAST) is not None
+
+    await until(has_begun)
+    assert await statuses(rabbit, [event(10_000)]) == [P]
+    assert not many.done()
+    await stream.close()
+    assert {*await many} == {P}
 
 
 async def test_killed_server(rabbit: RabbitHarness) -> None:

@@ -127,6 +127,17 @@ async def test_log_of_another_database(rabbit: RabbitHarness) -> None:
     assert (await other.open(None, "another")).unread == 1
 
 
+async def test_stream_that_is_not_bound(rabbit: RabbitHarness) -> None:
+    """A service that may not bind the stream says at the start that no command arrives. Another one binds it."""
+    stream = await (await rabbit.user.channel()).get_queue(f"{rabbit.prefix}.cmd.log")
+    await stream.unbind(f"{rabbit.prefix}.cmd", "#")
+    checked = await rabbit.connect(manage=False)
+    with pytest.raises(StartError, match=rf"bind it to exchange {rabbit.prefix}\.cmd with the key #"):
+        await checked.log.open(None, "ours")
+    await rabbit.broker.streams.tick(0)
+    await checked.log.open(None, "ours")
+
+
 async def test_many_commands(rabbit: RabbitHarness) -> None:
     """Commands that the broker has stored in large chunks are read in batches, and again from the middle of a chunk."""
     exchange = await (await rabbit.user.channel()).get_exchange(f"{rabbit.prefix}.cmd", ensure=False)

@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
@@ -42,20 +41,17 @@ class RabbitBroker:
     def __init__(self, server: Server, names: Names, *, manage: bool, overlap: timedelta) -> None:
         self._connection = Connection(server, "timer-service")
         self._names = names
-        make_set_up = partial(SetUp, names=names, manage=manage)
-        self._set_up = make_set_up(self._connection)
+        self._set_up = SetUp(self._connection, names, manage=manage)
         self.streams = StreamUpkeep(self._connection, names, self._set_up)
         """A worker that checks the streams, and their health."""
         self.log = RabbitLog(server, names, overlap, self._set_up.claim)
         """The log of the commands."""
         self._publisher = Publisher(self._connection, names)
-        part = "the broker for queries and requests"
-        requests = Connection(server, "timer-service requests", part)
-        self._requests = TenantRequests(requests, names, make_set_up)
+        requests = Connection(server, "timer-service requests", "the broker for queries and requests")
+        self._requests = TenantRequests(requests, names, SetUp(requests, names, manage=manage))
         self._channel: AbstractChannel | None = None
         """For replies and hints. Nothing on it is confirmed."""
         self._on_hints: list[Callable[[str, int], None]] = []
-        self._closed = asyncio.Event()
 
     @classmethod
     async def connect(
@@ -120,21 +116,15 @@ class RabbitBroker:
         self._on_hints.append(on_hint)
 
     async def wait_lost(self) -> str:
-        """Wait until the broker is closed. A connection that is lost is always opened again."""
-        await self._closed.wait()
-        return "closed"
+        """Wait for ever: a connection is restored however often it is lost."""
+        await asyncio.Event().wait()
+        return ""
 
     async def close(self) -> None:
         """Disconnect."""
-        self._closed.set()
         await self.log.close()
         await self._requests.connection.close()
         await self._connection.close()
-
-    @property
-    def connections(self) -> Sequence[Connection]:
-        """The connections: that of commands and events, and that of queries and requests if it was opened."""
-        return [self._connection, *([self._requests.connection] if self._requests.is_open else [])]
 
     async def _open(self) -> None:
         await self._connection.open(self._begin)

@@ -97,7 +97,7 @@ class Connection:
                 await self._prepare()
         except Exception as error:
             self._connection = None
-            self.last_error = str(error) or type(error).__name__
+            self.last_error = reason_of(error)
             await connection.close()
             if isinstance(error, ProbableAuthenticationError):
                 raise StartError(f"the broker refuses the login (TIMER_BROKER_...): {error}") from error
@@ -118,7 +118,7 @@ class Connection:
             try:
                 is_connected = await self._connect()
             except Exception as error:  # noqa: BLE001 - whatever it is, only another attempt helps
-                self.last_error = str(error) or type(error).__name__
+                self.last_error = reason_of(error)
                 is_connected = False
             if is_connected:
                 self._outage.record_success()
@@ -138,6 +138,11 @@ class Connection:
             await asyncio.wait([closing], timeout=_LOOK_SECONDS)
         error = None if closing.cancelled() else closing.exception()
         self.last_error = str(error or "") or "connection lost"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what the driver says about an error."""
+    return str(error) or type(error).__name__
 
 
 async def new_connection(server: Server, name: str) -> aiormq.Connection:

@@ -15,12 +15,14 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from timer_service.adapters.rabbitmq.commands import is_of, read_command
+from timer_service.adapters.rabbitmq.connection import reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, StreamConnection, at_offset, at_time
 from timer_service.core.ports.log import LogBatch, LogCursor, LogUnavailableError, Opening
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.address import Kind
+from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import RawCommand
 
@@ -80,6 +82,8 @@ class RabbitLog:
             await self._claim(owner)
             connection = await self._connect()
             opening = await self._find_opening(connection, cursor)
+            if not await connection.is_bound_to(exchange := self._names.exchange(Kind.COMMAND)):
+                raise StartError(f"stream {self._name} gets no commands: bind it to exchange {exchange} with the key #")
             await self._follow(connection, opening.cursor)
         except ERRORS as error:
             raise LogUnavailableError(self._text(error)) from error
@@ -276,4 +280,4 @@ class RabbitLog:
 
     def _text(self, error: BaseException) -> str:
         """Return the reason why the log cannot be read, for an operator."""
-        return f"stream {self._name} cannot be read: {str(error) or type(error).__name__}"
+        return f"stream {self._name} cannot be read: {reason_of(error)}"

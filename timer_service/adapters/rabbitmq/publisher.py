@@ -6,7 +6,9 @@ socket for each message, and takes three times as long.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
 
 from aiormq import Channel, spec
 from aiormq.abc import ChannelFrame
@@ -16,11 +18,11 @@ from pamqp.exceptions import PAMQPException
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names, write_key
 from timer_service.core.ports.broker import PUBLISHED, TRANSIENT, PublishResult, PublishStatus
 from timer_service.core.ports.turns import Turns
-from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
+from timer_service.core.values.address import MAX_MESSAGE_BYTES, Address, Kind
 from timer_service.core.values.message import Message
 from timer_service.core.values.parts import split
 
@@ -28,6 +30,8 @@ Confirm = asyncio.Future[object]
 
 _CALL_SECONDS = 10
 """After this time a call sends nothing more, so that a slow broker does not outlast the lease of the rows."""
+_FEW = 100
+"""A call with so few messages does not wait for other calls."""
 _WINDOW = 500
 _WINDOW_BYTES = 1024 * 1024
 _BYTES_PER_TURN = 64 * 1024
@@ -46,6 +50,9 @@ class Publisher:
         self._monotonic = monotonic
         self._channels: dict[Kind, Channel] = {}
         """One of each kind: a missing exchange closes the channel."""
+        self._opening = asyncio.Lock()
+        self._sending = asyncio.Lock()
+        """Held by a call with many messages. If they overlapped, each would be half stored when a process is killed."""
 
     async def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
         """Store messages. Return one result each, in order."""
@@ -53,71 +60,75 @@ class Publisher:
         results: dict[int, PublishResult] = {}
         for kind in {message.address.kind for message in messages}:
             of_kind = {n: message for n, message in enumerate(messages) if message.address.kind is kind}
-            found = await self._publish_kind(kind, [*of_kind.values()], ends_at)
-            results.update(zip(of_kind, found, strict=True))
+            results |= await self._publish_kind(kind, of_kind, ends_at)
         return [results[n] for n in range(len(messages))]
 
-    async def _publish_kind(self, kind: Kind, messages: Sequence[Message], ends_at: float) -> list[PublishResult]:
+    async def _publish_kind(
+        self, kind: Kind, messages: Mapping[int, Message], ends_at: float
+    ) -> Mapping[int, PublishResult]:
         """Publish one window after the other.
 
         If nothing of a window is stored for a reason that the messages did not cause, the next ones are not sent.
         """
-        results: list[PublishResult] = []
+        try:
+            async with self._opening:
+                if (channel := self._channels.get(kind)) is None or channel.is_closed:
+                    channel = self._channels[kind] = await self._connection.channel(confirms=True)
+        except ERRORS as error:
+            return dict.fromkeys(messages, _unavailable(reason_of(error)))
+        frames: dict[int, bytes] = {}
+        results: dict[int, PublishResult] = {}
+        turns = Turns(_BYTES_PER_TURN)
+        for n, message in messages.items():
+            await turns.take(len(message.body))
+            try:
+                frames[n] = _encode(message, self._names.exchange(kind), channel)
+            except (PAMQPException, TypeError, ValueError) as error:
+                results[n] = _refused(f"cannot be sent: {reason_of(error)}")
         blocked: PublishResult | None = None
-        for window in split(messages, _size, max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
-            if blocked is None and self._monotonic() > ends_at:
-                blocked = _unavailable("not sent: the broker is too slow")
-            if blocked is None:
-                found = await self._publish_window(kind, window)
-                results += found
-                blocked = found[0] if all(each.status in TRANSIENT for each in found) else None
-            else:
-                results += [blocked] * len(window)
-        if PUBLISHED in results:  # the broker has room, so a queue of users rejects this message
-            return [_refused(each.reason) if each.status is PublishStatus.FULL else each for each in results]
+        async with self._sending if len(messages) > _FEW else nullcontext():
+            for window in split(frames, lambda n: len(frames[n]), max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
+                if blocked is None and self._monotonic() > ends_at:
+                    blocked = _unavailable("not sent: the broker is too slow")
+                if blocked is None:
+                    ids = [messages[n].id for n in window]
+                    found = await self._publish_window(kind, channel, ids, b"".join(frames[n] for n in window))
+                    results.update(zip(window, found, strict=True))
+                    blocked = found[0] if all(each.status in TRANSIENT for each in found) else None
+                else:
+                    results.update(dict.fromkeys(window, blocked))
+        if PUBLISHED in results.values():  # the broker has room, so a queue of users rejects this message
+            full = {n: _refused(each.reason) for n, each in results.items() if each.status is PublishStatus.FULL}
+            results |= full
         return results
 
-    async def _publish_window(self, kind: Kind, messages: Sequence[Message]) -> list[PublishResult]:
-        """Send messages without waiting for the confirms in between."""
+    async def _publish_window(
+        self, kind: Kind, channel: Channel, ids: Sequence[str], frames: bytes
+    ) -> list[PublishResult]:
+        """Send messages in one write, and wait for the confirms."""
         if self._connection.blocked:
-            return [self._full()] * len(messages)
+            return [self._full()] * len(ids)
+        confirms: list[Confirm] = []
         try:
-            if (channel := self._channels.get(kind)) is None or channel.is_closed:
-                channel = self._channels[kind] = await self._connection.channel(confirms=True)
-            confirms = await self._send(channel, self._names.exchange(kind), messages)
+            async with channel.lock, asyncio.timeout(ANSWER_SECONDS):
+                await channel.write_queue.put(ChannelFrame(frames, should_close=False))
+                for message_id in ids:
+                    channel.delivery_tag += 1
+                    channel.confirmations[channel.delivery_tag] = confirm = channel.create_future()
+                    channel.message_id_delivery_tag[message_id] = channel.delivery_tag
+                    confirms.append(confirm)
         except ERRORS as error:
-            return [_unavailable(_text(error))] * len(messages)
+            return [_unavailable(reason_of(error))] * len(ids)
         try:
             await self._wait(confirms)
         finally:
-            for message, confirm in zip(messages, confirms, strict=True):
-                channel.message_id_delivery_tag.pop(message.id, None)
+            for message_id, confirm in zip(ids, confirms, strict=True):
+                channel.message_id_delivery_tag.pop(message_id, None)
                 confirm.cancel()
         results = [self._result(kind, confirm) for confirm in confirms]
         # The driver knows a message that no queue gets by its id alone, and several dead letters can have the same one.
-        lost = {message.id: each for message, each in zip(messages, results, strict=True) if each.status in TRANSIENT}
-        return [lost.get(message.id, each) for message, each in zip(messages, results, strict=True)]
-
-    @staticmethod
-    async def _send(channel: Channel, exchange: str, messages: Sequence[Message]) -> list[Confirm]:
-        """Send messages in one write. Return the future confirm of each."""
-        turns = Turns(_BYTES_PER_TURN)
-        confirms, frames = [], []
-        for message in messages:
-            await turns.take(len(message.body))
-            confirms.append(channel.create_future())
-            try:
-                frames.append(_encode(message, exchange, channel))
-            except (PAMQPException, TypeError, ValueError) as error:
-                confirms[-1].set_exception(error)
-        async with channel.lock, asyncio.timeout(ANSWER_SECONDS):
-            await channel.write_queue.put(ChannelFrame(b"".join(frames), should_close=False))
-            for message, confirm in zip(messages, confirms, strict=True):
-                if not confirm.done():
-                    channel.delivery_tag += 1
-                    channel.confirmations[channel.delivery_tag] = confirm
-                    channel.message_id_delivery_tag[message.id] = channel.delivery_tag
-        return confirms
+        lost = {n: each for n, each in zip(ids, results, strict=True) if each.status in TRANSIENT}
+        return [lost.get(n, each) for n, each in zip(ids, results, strict=True)]
 
     async def _wait(self, confirms: Sequence[Confirm]) -> None:
         """Wait for the confirms, until the broker blocks the connection or the time is over."""
@@ -138,10 +149,8 @@ class Publisher:
                 return _unavailable(f"exchange {exchange} has no queue: stream {stream} is missing or not bound to it")
             case DeliveryError():
                 return PublishResult(PublishStatus.FULL, f"a queue behind exchange {exchange} rejects the message")
-            case (PAMQPException() | TypeError() | ValueError()) as error:
-                return _refused(f"cannot be sent: {_text(error)}")
             case error:
-                return _unavailable(_text(error))
+                return _unavailable(reason_of(error))
 
     def _full(self) -> PublishResult:
         return PublishResult(PublishStatus.FULL, self._connection.health.reason or "")
@@ -157,20 +166,18 @@ def _encode(message: Message, exchange: str, channel: Channel) -> bytes:
         delivery_mode=_PERSISTENT,
         content_type="application/json",
     )
-    most = channel.max_content_size
-    header = ContentHeader(body_size=len(message.body), properties=properties)
-    publish = spec.Basic.Publish(exchange=exchange, routing_key=write_key(message.address), mandatory=True)
-    body = (ContentBody(message.body[at : at + most]) for at in range(0, len(message.body), most))
-    number = channel.number
-    written = [marshal(publish, number), marshal(header, number), *(marshal(each, number) for each in body)]
-    if max(map(len, written)) > most + channel.CONTENT_FRAME_SIZE:
+    most, number = channel.max_content_size, channel.number
+    header = marshal(ContentHeader(body_size=len(message.body), properties=properties), number)
+    if len(header) > most + channel.CONTENT_FRAME_SIZE:
         raise ValueError(f"its headers are larger than {most} bytes")
-    return b"".join(written)
+    body = (ContentBody(message.body[at : at + most]) for at in range(0, len(message.body), most))
+    return b"".join([_begin(message.address, exchange, number), header, *(marshal(each, number) for each in body)])
 
 
-def _size(message: Message) -> int:
-    """Return how much of a window a message takes."""
-    return len(message.body) + sum(len(name) + len(value) for name, value in message.headers.items())
+@lru_cache(maxsize=1024)
+def _begin(address: Address, exchange: str, channel: int) -> bytes:
+    """Return the first frame of a message, which says where it goes."""
+    return marshal(spec.Basic.Publish(exchange=exchange, routing_key=write_key(address), mandatory=True), channel)
 
 
 def _refused(reason: str) -> PublishResult:
@@ -179,7 +186,3 @@ def _refused(reason: str) -> PublishResult:
 
 def _unavailable(reason: str) -> PublishResult:
     return PublishResult(PublishStatus.UNAVAILABLE, reason)
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__

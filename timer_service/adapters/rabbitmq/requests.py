@@ -1,13 +1,13 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from timer_service.adapters.rabbitmq.commands import read_reply_address, was_published_to, write_reply_address
-from timer_service.adapters.rabbitmq.connection import ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import ERRORS, Connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names, read_key
 from timer_service.adapters.rabbitmq.set_up import SetUp
 from timer_service.core.intake.replies import may_reply_to
@@ -24,18 +24,13 @@ REPLY_PREFIXES = ("amq.rabbitmq.reply-to.",)
 class TenantRequests:
     """A `core.ports.broker.RequestSubscription` for queries and requests."""
 
-    def __init__(self, connection: Connection, names: Names, set_up: Callable[[Connection], SetUp]) -> None:
+    def __init__(self, connection: Connection, names: Names, set_up: SetUp) -> None:
         self.connection = connection
         self._names = names
-        self._set_up = set_up(connection)
+        self._set_up = set_up
         self._served: dict[Kind, tuple[Collection[str], ReceiveRequest]] = {}
         self._consumers: dict[Kind, str] = {}
         self._channel: AbstractChannel | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether queries or requests were ever received."""
-        return self._channel is not None
 
     @property
     def health(self) -> Health:
@@ -122,5 +117,4 @@ async def send_replies(connection: Connection, channel: AbstractChannel | None, 
                 properties=spec.Basic.Properties(correlation_id=correlation_id),
             )
     except ERRORS as error:
-        about = {"count": len(replies), "reason": str(error) or type(error).__name__}
-        log.warning("could not send replies", extra=about)
+        log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})

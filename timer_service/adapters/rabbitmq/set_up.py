@@ -16,7 +16,7 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
 )
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog
@@ -26,8 +26,6 @@ from timer_service.core.values.errors import StartError
 log = logging.getLogger(__name__)
 
 _MAX_AGE = {Kind.COMMAND: "7D", Kind.EVENT: "7D", Kind.DEAD_LETTER: "30D"}
-STORED_KINDS = tuple(_MAX_AGE)
-"""The kinds of messages that streams store."""
 _REQUESTS = {"x-message-ttl": 10_000, "x-max-length": 10_000}
 """The settings of a queue of requests. A client does not wait longer."""
 _AWAY = "home node"
@@ -55,11 +53,11 @@ class SetUp:
         while True:
             try:
                 await self._check_size()
-                for kind in STORED_KINDS:
+                for kind in _MAX_AGE:
                     await self.prepare_stream(kind)
             except ERRORS as error:
                 if isinstance(error, ChannelAccessRefused) or asyncio.get_running_loop().time() > give_up_at:
-                    raise StartError(f"RabbitMQ cannot be used: {str(error) or type(error).__name__}") from error
+                    raise StartError(f"RabbitMQ cannot be used: {reason_of(error)}") from error
                 await asyncio.sleep(_WAIT_SECONDS)
             else:
                 return
@@ -163,8 +161,8 @@ class StreamUpkeep:
         self._connection = connection
         self._names = names
         self._set_up = set_up
-        self._outages = {kind: OutageLog(part=f"stream {names.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS}
-        self._checked = dict.fromkeys(STORED_KINDS, HEALTHY)
+        self._outages = {kind: OutageLog(part=f"stream {names.stream(kind)}", quiet_seconds=0) for kind in _MAX_AGE}
+        self._checked = dict.fromkeys(_MAX_AGE, HEALTHY)
 
     @property
     def health(self) -> Mapping[Kind, Health]:
@@ -180,9 +178,9 @@ class StreamUpkeep:
     async def tick(self, now: int) -> Pass:
         """Check every stream once, if the broker answers. Check again soon while one has a problem."""
         if self._connection.health.usable:
-            checked = await asyncio.gather(*map(self._check, STORED_KINDS))
+            checked = await asyncio.gather(*map(self._check, _MAX_AGE))
             if self._connection.health.usable:  # otherwise a check without an answer shows nothing about the stream
-                self._checked = dict(zip(STORED_KINDS, checked, strict=True))
+                self._checked = dict(zip(_MAX_AGE, checked, strict=True))
         for kind, health in self.health.items():
             if health.reason is None:
                 self._outages[kind].record_success()
@@ -201,5 +199,5 @@ class StreamUpkeep:
         except StartError as error:
             return Health.down(str(error))
         except ERRORS as error:
-            return Health.down(f"RabbitMQ does not answer about stream {name}: {str(error) or type(error).__name__}")
+            return Health.down(f"RabbitMQ does not answer about stream {name}: {reason_of(error)}")
         return HEALTHY

@@ -7,7 +7,7 @@ from functools import partial
 from aiormq import Connection
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, new_connection
+from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, new_connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS as STREAM_ERRORS
@@ -50,7 +50,7 @@ async def check_rabbitmq(config: Config) -> Sequence[Finding | Skew]:
         finally:
             await connection.close()
     except (*ERRORS, StartError) as error:
-        text = f"{url_without_login(config.broker_url)}: {_reason(error)}"
+        text = f"{url_without_login(config.broker_url)}: {reason_of(error)}"
         remedy = "Check that the server runs, and check --server or TIMER_BROKER_URL, and TIMER_BROKER_*."
         return [Finding("broker", Status.FAIL, text, remedy)]
 
@@ -98,7 +98,7 @@ async def _missing(connection: Connection, *, exchanges: Sequence[str], queues: 
         try:
             await channel.exchange_declare(name, passive=True, timeout=ANSWER_SECONDS)
         except ChannelNotFoundEntity as error:
-            found[f"exchange {name}"] = _reason(error)
+            found[f"exchange {name}"] = reason_of(error)
     for name in queues:
         if isinstance(answer := await _consumers(connection, name), str):
             found[f"queue {name}"] = answer
@@ -111,7 +111,7 @@ async def _consumers(connection: Connection, queue: str) -> int | str:
     try:
         return (await channel.queue_declare(queue, passive=True, timeout=ANSWER_SECONDS)).consumer_count or 0
     except ChannelNotFoundEntity as error:
-        return _reason(error)
+        return reason_of(error)
 
 
 def _check_missing(missing: dict[str, str], *, managed: bool) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ async def _check_stream(server: Server, stream: str, exchange: str) -> Finding:
         finally:
             await connection.close()
     except STREAM_ERRORS as error:
-        text = f"cannot be read at port {server.stream_port}: {_reason(error)}"
+        text = f"cannot be read at port {server.stream_port}: {reason_of(error)}"
         remedy = f"Enable the plugin rabbitmq_stream, check stream_port in the URL and the permissions ({_PAGE})."
         return Finding(check, Status.FAIL, text, remedy)
     if not is_bound:
@@ -166,9 +166,5 @@ async def _check_alarm(connection: Connection, names: Names) -> Finding:
         text = "RabbitMQ blocks publishers: it has an alarm, as its memory or its disk is nearly full"
         return Finding("room", Status.FAIL, text, "See vm_memory_high_watermark and disk_free_limit of the server.")
     except AMQPError as error:
-        return Finding("room", Status.FAIL, _reason(error), f"Give the service its permissions ({_PAGE}).")
+        return Finding("room", Status.FAIL, reason_of(error), f"Give the service its permissions ({_PAGE}).")
     return Finding("room", Status.OK, "the server takes messages")
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__

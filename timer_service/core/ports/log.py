@@ -68,8 +68,8 @@ class CommandLog(Protocol):
         in a new epoch at the first command that was stored after that of the cursor, or a little earlier. So a command
         can be read twice, but none is skipped.
 
-        `owner`: the identity of the database. Raises `StartError` if the log belongs to another database, and
-        `LogUnavailableError`.
+        `owner`: the identity of the database. Raises `StartError` if the log belongs to another database or
+        gets no commands, and `LogUnavailableError`.
         """
 
     async def read(self, limit: int, most_bytes: int, seconds: float) -> LogBatch:
