@@ -139,5 +139,7 @@ def reason_of(error: BaseException) -> str:
         return f"TLS with the Redis server has failed: {error}"
     if isinstance(error, asyncio.TimeoutError):
         return "the Redis server does not answer"
+    if str(error).startswith("Timeout connecting"):  # a port without TLS does not answer a handshake
+        return f"no connection within {CONNECT_SECONDS} s; with rediss://, the port must be one of TLS"
     # The driver puts the whole call in front, which may be long, and is another one each time.
     return _OF_PIPELINE.sub(r"\1", str(error)) or type(error).__name__

@@ -33,8 +33,7 @@ class Connection:
         self.client = self.new_client("timer-service")
         self.outages = 0
         """How many times the connection was lost."""
-        self.on_hint: list[Callable[[str, int], None]] = []
-        """Called with each hint of every instance."""
+        self._on_hint: list[Callable[[str, int], None]] = []
         self._up = asyncio.Event()
         self._reason = "not connected yet"
         self._outage = OutageLog(part=_PART, quiet_seconds=0)
@@ -55,7 +54,10 @@ class Connection:
         return HEALTHY if refused is None else Health(reason=f"replies and hints cannot be sent: {refused}")
 
     async def open(self) -> None:
-        """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer."""
+        """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer.
+
+        Close it then, too.
+        """
         give_up_at = time.monotonic() + _OPEN_SECONDS
         with log_waiting(f"{_PART} (TIMER_BROKER_URL)", lambda: self._reason):
             while not await self._answers():
@@ -66,7 +68,6 @@ class Connection:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._up.wait(), _OPEN_SECONDS)
         if not self._up.is_set():
-            await self.close()
             raise StartError(f"cannot subscribe to the channel {self._keys.hints}: {self._reason}")
 
     async def _answers(self) -> bool:
@@ -80,8 +81,8 @@ class Connection:
             return False
         return True
 
-    async def send(self, replies: Sequence[Reply]) -> None:
-        """Send replies. They may be lost; nothing is raised."""
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies to the channels that clients listen to. They may be lost; nothing is raised."""
         pipeline = self.client.pipeline(transaction=False)
         for reply in replies:
             pipeline.publish(reply.to, reply.body)
@@ -92,6 +93,15 @@ class Connection:
                 self._refused.record(reason_of(refusal))
         except ERRORS as error:
             log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Send a wake-up hint to every instance."""
+        if self.health.usable:
+            await self.reply([Reply(self._keys.hints, b"%b %d" % (loop.encode(), at))])
+
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` for every hint of every instance. Messages that are no hints are ignored."""
+        self._on_hint.append(on_hint)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -129,7 +139,7 @@ class Connection:
             if message["type"] == "message":
                 loop, _, at = message["data"].partition(b" ")
                 if at.isdigit() and len(at) <= _HINT_DIGITS:
-                    for call in self.on_hint:
+                    for call in self._on_hint:
                         call(loop.decode(errors="replace"), int(at))
 
     def _lose(self, reason: str) -> None:

@@ -65,10 +65,9 @@ class Requests:
             batch.append(Reply(request.reply_to, reply.body))
             size += len(reply.body)
             if size > _BYTES_AT_ONCE:
-                await self._connection.send(batch)
+                await self._connection.reply(batch)
                 batch, size = [], 0
-        if batch:
-            await self._connection.send(batch)
+        await self._connection.reply(batch)
 
     async def close(self) -> None:
         """Stop taking requests."""
