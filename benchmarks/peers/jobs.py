@@ -17,7 +17,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 _RATE = 200
-_AHEAD_MS = 6000
+_AHEAD_MS = (2000, 5000)
+_TURN_SECONDS = 0.002  # more jobs than one are stored in a turn, if storing takes longer than the rate allows
 _POLL_SECONDS = 0.02
 _DUPLICATES_SECONDS = 1
 _PATIENCE_SECONDS = 20
@@ -76,15 +77,30 @@ async def _measure(open_queue: OpenQueue, address: str, jobs: int, seconds: int)
         async with queue.worker():
             await _until_executed(executions, jobs)
             drained = list(executions)
-            begin = time.time_ns() / 1_000_000 + _AHEAD_MS
-            rng = random.Random(1)
-            due = {jobs + n: begin + rng.uniform(0, 1000 * seconds) for n in range(_RATE * seconds)}
-            await queue.store_due(due)
-            if time.time_ns() / 1_000_000 > begin:
-                raise RuntimeError("the jobs were not stored before they were due")
-            await _until_executed(executions, jobs + len(due), begin)
+            due = await _store_timely(queue, range(jobs, jobs + _RATE * seconds))
+            await _until_executed(executions, jobs + len(due), max(due.values()))
             await asyncio.sleep(_DUPLICATES_SECONDS)
     return {**drain_figures(drained), **lag_figures(executions, due), **fault_figures(executions, due, jobs)}
+
+
+async def _store_timely(queue: Queue, numbers: Sequence[int]) -> dict[int, float]:
+    """Store jobs at a steady rate, each due at a random instant in the near future. The service is measured so too.
+
+    Returns the due times.
+    """
+    due: dict[int, float] = {}
+    rng = random.Random(1)
+    begin = time.time()
+    while len(due) < len(numbers):
+        ahead = begin + len(due) / _RATE - time.time()
+        if ahead > _TURN_SECONDS:
+            await asyncio.sleep(ahead)
+        count = max(1, int((time.time() - begin) * _RATE) - len(due))
+        now = time.time_ns() // 1_000_000
+        some = {number: now + rng.randint(*_AHEAD_MS) for number in numbers[len(due) : len(due) + count]}
+        await queue.store_due(some)
+        due |= some
+    return due
 
 
 async def _until_executed(executions: Sequence[Execution], count: int, begin: float = 0) -> None:
