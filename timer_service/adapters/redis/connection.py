@@ -10,6 +10,7 @@ from typing import Any
 from timer_service.core.ports.broker import Reply
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, log_waiting
 from timer_service.core.values.errors import StartError
+from timer_service.core.values.parts import split
 from timer_service.redis_client import ERRORS, Keys, ReadLogin, RedisClient, is_refused, new_client, reason_of
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ _RECONNECT_SECONDS = 0.2  # bounds how late timers fire after an outage
 _PING_SECONDS = 2
 _REFUSED_SECONDS = 30
 _HINT_DIGITS = 15
+_MOST_REPLIES = 500
+_REPLY_BYTES = 256 * 1024
 _PART = "the Redis server"
 
 
@@ -83,16 +86,17 @@ class Connection:
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send replies to the channels that clients listen to. They may be lost; nothing is raised."""
-        pipeline = self.client.pipeline(transaction=False)
-        for reply in replies:
-            pipeline.publish(reply.to, reply.body)
-        try:
-            answers = await pipeline.execute(raise_on_error=False)
-            refusal = next((each for each in answers if isinstance(each, Exception)), None)
-            if refusal is not None:
-                self._refused.record(reason_of(refusal))
-        except ERRORS as error:
-            log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
+        for part in split(replies, lambda each: len(each.body), max_count=_MOST_REPLIES, max_bytes=_REPLY_BYTES):
+            pipeline = self.client.pipeline(transaction=False)
+            for each in part:
+                pipeline.publish(each.to, each.body)
+            try:
+                answers = await pipeline.execute(raise_on_error=False)
+            except ERRORS as error:
+                log.warning("could not send replies", extra={"count": len(part), "reason": reason_of(error)})
+                continue
+            if refusals := [each for each in answers if isinstance(each, Exception)]:
+                self._refused.record(reason_of(refusals[0]))
 
     async def hint(self, loop: str, at: int) -> None:
         """Send a wake-up hint to every instance."""

@@ -211,12 +211,12 @@ class RedisLog:
     async def _info(self) -> Mapping[str, Any]:
         """Return what the server says about the stream. One that was deleted is empty."""
         try:
-            raw = await self._client.execute_command("XINFO", "STREAM", self._stream)
+            found: dict[str, Any] = await self._client.xinfo_stream(self._stream)
         except ResponseError as error:
             if "no such key" not in str(error):
                 raise
             return {"length": 0, "entries-added": 0, "last-generated-id": "0-0"}
-        return {name: decode_text(value) if isinstance(value, bytes) else value for name, value in _pairs(raw)}
+        return {**found, "last-generated-id": decode_text(found["last-generated-id"])}
 
     async def _find_opening(self, cursor: LogCursor | None, name: str, created: int) -> Opening:
         """Return where to read: from the beginning without a cursor, else behind the cursor.
@@ -388,7 +388,3 @@ def _place_of(stored_at: int) -> str:
     """Return the first id of an entry that was stored at an instant or later, in nanoseconds."""
     milliseconds, number = divmod(stored_at, _NS_PER_MS)
     return f"{milliseconds}-{-(-number // _STEP_NS)}"
-
-
-def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(decode_text(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
