@@ -90,8 +90,7 @@ class StreamUpkeep:
 
         Without room, or on a replica, the service starts, and its health says why nothing is stored.
         """
-        await self._look()
-        policy = check_policy(await self._client.info("memory"))
+        policy = check_policy(await self._look())
         if policy is not None:
             raise StartError(policy)
 
@@ -150,8 +149,8 @@ class StreamUpkeep:
         """Return whether the sender of a request, given by its id, has given up."""
         return int(entry.partition("-")[0]) < self._server_ms - 1000 * REQUEST_SECONDS
 
-    async def _look(self) -> None:
-        """Look at the server: its time and its state, and which tenants have streams of their own."""
+    async def _look(self) -> Mapping[str, Any]:
+        """Look at the server: its time and its state, and which tenants have streams of their own. Return its state."""
         seconds, microseconds = await self._client.time()
         self._server_ms = seconds * 1000 + microseconds // 1000
         try:
@@ -163,7 +162,9 @@ class StreamUpkeep:
             self.tenants = await self._with_streams(tenants)
         except NoPermissionError:  # then a key of one tenant that is no stream stops all
             self.tenants = tenants
-        self._checked = check_server(await self._client.info())
+        info: Mapping[str, Any] = await self._client.info()
+        self._checked = check_server(info)
+        return info
 
     async def _with_streams(self, tenants: Sequence[str]) -> Sequence[str]:
         """Return the tenants of which no key is something else than a stream. Reading that would fail for all."""
