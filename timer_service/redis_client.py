@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -135,9 +134,12 @@ def is_refused(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return what an error says, for an operator."""
-    if isinstance(error, ssl.SSLError):
-        return f"TLS with the Redis server has failed: {error}"
+    text = str(error)
+    if "[SSL" in text:  # behind what the driver says
+        return f"TLS with the Redis server has failed: {text[text.index('[SSL') :]}"
     if isinstance(error, asyncio.TimeoutError):
         return "the Redis server does not answer"
+    if text.startswith("Timeout connecting"):  # a port without TLS does not answer a handshake
+        return f"no connection within {CONNECT_SECONDS} s; with rediss://, the port must be one of TLS"
     # The driver puts the whole call in front, which may be long, and is another one each time.
-    return _OF_PIPELINE.sub(r"\1", str(error)) or type(error).__name__
+    return _OF_PIPELINE.sub(r"\1", text) or type(error).__name__

@@ -3,6 +3,7 @@
     python -m benchmarks.peers.<NAME>_program ADDRESS JOBS SECONDS
 
 runs in the environment of the peers, so it imports nothing of the service. It prints one line of JSON.
+A process of its own stores the jobs with a due time, as a client does.
 """
 
 import asyncio
@@ -17,7 +18,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 _RATE = 200
-_AHEAD_MS = 6000
+_AHEAD_MS = (2000, 5000)
+_TURN_SECONDS = 0.002  # more jobs than one are stored in a turn, if storing takes longer than the rate allows
+_STORE = "store"
 _POLL_SECONDS = 0.02
 _DUPLICATES_SECONDS = 1
 _PATIENCE_SECONDS = 20
@@ -56,16 +59,20 @@ class Executed(Protocol):
 
 
 OpenQueue = Callable[[str, Executed], AbstractAsyncContextManager[Queue]]
-"""Opens a queue by its address. The second argument is `executed`."""
+"""Opens a queue by its address, which may have been opened before. The second argument is `executed`."""
 
 
 def main(open_queue: OpenQueue) -> None:
     """Measure a peer and print the figures."""
     address, jobs, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    print(json.dumps(asyncio.run(_measure(open_queue, address, jobs, seconds))))
+    numbers = range(jobs, jobs + _RATE * seconds)
+    if sys.argv[4:] == [_STORE]:
+        print(json.dumps(asyncio.run(_store_timely(open_queue, address, numbers))))
+    else:
+        print(json.dumps(asyncio.run(_measure(open_queue, address, jobs, len(numbers)))))
 
 
-async def _measure(open_queue: OpenQueue, address: str, jobs: int, seconds: int) -> dict[str, float]:
+async def _measure(open_queue: OpenQueue, address: str, jobs: int, more: int) -> dict[str, float]:
     executions: list[Execution] = []
 
     def executed(number: int, at: float = 0, /) -> None:
@@ -76,15 +83,33 @@ async def _measure(open_queue: OpenQueue, address: str, jobs: int, seconds: int)
         async with queue.worker():
             await _until_executed(executions, jobs)
             drained = list(executions)
-            begin = time.time_ns() / 1_000_000 + _AHEAD_MS
-            rng = random.Random(1)
-            due = {jobs + n: begin + rng.uniform(0, 1000 * seconds) for n in range(_RATE * seconds)}
-            await queue.store_due(due)
-            if time.time_ns() / 1_000_000 > begin:
-                raise RuntimeError("the jobs were not stored before they were due")
-            await _until_executed(executions, jobs + len(due), begin)
+            storing = await asyncio.create_subprocess_exec(*sys.orig_argv, _STORE, stdout=asyncio.subprocess.PIPE)
+            output, _ = await storing.communicate()
+            due: dict[int, float] = dict(json.loads(output))
+            await _until_executed(executions, jobs + more, max(due.values()))
             await asyncio.sleep(_DUPLICATES_SECONDS)
     return {**drain_figures(drained), **lag_figures(executions, due), **fault_figures(executions, due, jobs)}
+
+
+async def _store_timely(open_queue: OpenQueue, address: str, numbers: Sequence[int]) -> list[tuple[int, float]]:
+    """Store jobs at a steady rate, each due at a random instant in the near future. The service is measured so too.
+
+    Returns their due times.
+    """
+    due: dict[int, float] = {}
+    rng = random.Random(1)
+    async with open_queue(address, lambda _number, _at=0: None) as queue:
+        begin = time.time()
+        while len(due) < len(numbers):
+            ahead = begin + len(due) / _RATE - time.time()
+            if ahead > _TURN_SECONDS:
+                await asyncio.sleep(ahead)
+            count = max(1, int((time.time() - begin) * _RATE) - len(due))
+            now = time.time_ns() // 1_000_000
+            some = {number: now + rng.randint(*_AHEAD_MS) for number in numbers[len(due) : len(due) + count]}
+            await queue.store_due(some)
+            due |= some
+    return list(due.items())
 
 
 async def _until_executed(executions: Sequence[Execution], count: int, begin: float = 0) -> None:

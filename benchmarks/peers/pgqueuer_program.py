@@ -55,7 +55,9 @@ class PgqueuerQueue:
 async def _open(url: str, executed: Callable[[int], None]) -> AsyncIterator[Queue]:
     connection = await asyncpg.connect(url)
     driver = AsyncpgDriver(connection)
-    await Queries(driver).install()
+    queries = Queries(driver)
+    if not await queries.has_table(queries.qbe.settings.queue_table):
+        await queries.install()
     yield PgqueuerQueue(url, driver, executed)
     await connection.close()
 

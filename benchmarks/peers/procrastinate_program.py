@@ -58,7 +58,8 @@ class ProcrastinateQueue:
 async def _open(url: str, executed: Callable[[int], None]) -> AsyncIterator[Queue]:
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
     async with app.open_async():
-        await app.schema_manager.apply_schema_async()
+        if not await app.check_connection_async():  # whether the schema is there
+            await app.schema_manager.apply_schema_async()
         yield ProcrastinateQueue(app, executed)
 
 

@@ -262,3 +262,36 @@ async def test_due_in_behind_an_id_in_the_future(user: RedisWire, service: Servi
     await service.start()
     await schedule(user, "later")
     await until_fired(user, "later")
+
+
+async def test_dead_letters_that_cannot_be_written(user: RedisWire, service: Service) -> None:
+    """The page of the health names their stream. They are written when they can be."""
+    await user.client.set("timer:dlq", "x")
+    await user.publish(COMMAND, b"{", {}, None)
+    await until(lambda: page_has(service, "cannot be stored: timer:dlq: WRONGTYPE"), seconds=15)
+    await user.client.delete("timer:dlq")
+
+    async def is_written() -> bool:
+        return len(await user.stored(Kind.DEAD_LETTER, "acme")) == 1
+
+    await until(is_written, seconds=15)
+    await service.until_page("/readyz", 200)
+
+
+async def page_has(service: Service, text: str) -> bool:
+    return text in (await service.page("/readyz"))[1]
+
+
+async def test_the_login_of_the_service_is_deleted(tmp_path: Path, server: RedisServer, user: RedisWire) -> None:
+    """The page of the health says that the login is refused. With the login, the service works again by itself."""
+    add = ["ACL", "SETUSER", "service", "on", ">secret", "~*", "&*", "+@all"]
+    await user.client.execute_command(*add)
+    login = {"TIMER_BROKER_USER": "service", "TIMER_BROKER_PASSWORD": "secret"}
+    async with Service(tmp_path / "service", server.url, **login) as service:
+        await user.client.execute_command("ACL", "DELUSER", "service")
+        text = "not connected to the Redis server: invalid username-password pair or user is disabled"
+        await until(lambda: page_has(service, text), seconds=15)
+        await user.client.execute_command(*add)
+        await service.until_page("/readyz", 200)
+        await schedule(user, "after")
+        await until_fired(user, "after")

@@ -10,6 +10,7 @@ from typing import Any
 from timer_service.core.ports.broker import Reply
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, RecentFailure, log_waiting
 from timer_service.core.values.errors import StartError
+from timer_service.core.values.parts import split
 from timer_service.redis_client import ERRORS, Keys, ReadLogin, RedisClient, is_refused, new_client, reason_of
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ _RECONNECT_SECONDS = 0.2  # bounds how late timers fire after an outage
 _PING_SECONDS = 2
 _REFUSED_SECONDS = 30
 _HINT_DIGITS = 15
+_MOST_REPLIES = 500
+_REPLY_BYTES = 256 * 1024
 _PART = "the Redis server"
 
 
@@ -33,8 +36,7 @@ class Connection:
         self.client = self.new_client("timer-service")
         self.outages = 0
         """How many times the connection was lost."""
-        self.on_hint: list[Callable[[str, int], None]] = []
-        """Called with each hint of every instance."""
+        self._on_hint: list[Callable[[str, int], None]] = []
         self._up = asyncio.Event()
         self._reason = "not connected yet"
         self._outage = OutageLog(part=_PART, quiet_seconds=0)
@@ -55,7 +57,10 @@ class Connection:
         return HEALTHY if refused is None else Health(reason=f"replies and hints cannot be sent: {refused}")
 
     async def open(self) -> None:
-        """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer."""
+        """Connect. Raises `StartError` at once if the login is refused, and after ten seconds without an answer.
+
+        Close it then, too.
+        """
         give_up_at = time.monotonic() + _OPEN_SECONDS
         with log_waiting(f"{_PART} (TIMER_BROKER_URL)", lambda: self._reason):
             while not await self._answers():
@@ -66,7 +71,6 @@ class Connection:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._up.wait(), _OPEN_SECONDS)
         if not self._up.is_set():
-            await self.close()
             raise StartError(f"cannot subscribe to the channel {self._keys.hints}: {self._reason}")
 
     async def _answers(self) -> bool:
@@ -80,18 +84,28 @@ class Connection:
             return False
         return True
 
-    async def send(self, replies: Sequence[Reply]) -> None:
-        """Send replies. They may be lost; nothing is raised."""
-        pipeline = self.client.pipeline(transaction=False)
-        for reply in replies:
-            pipeline.publish(reply.to, reply.body)
-        try:
-            answers = await pipeline.execute(raise_on_error=False)
-            refusal = next((each for each in answers if isinstance(each, Exception)), None)
-            if refusal is not None:
-                self._refused.record(reason_of(refusal))
-        except ERRORS as error:
-            log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Send replies to the channels that clients listen to. They may be lost; nothing is raised."""
+        for part in split(replies, lambda each: len(each.body), max_count=_MOST_REPLIES, max_bytes=_REPLY_BYTES):
+            pipeline = self.client.pipeline(transaction=False)
+            for each in part:
+                pipeline.publish(each.to, each.body)
+            try:
+                answers = await pipeline.execute(raise_on_error=False)
+            except ERRORS as error:
+                log.warning("could not send replies", extra={"count": len(part), "reason": reason_of(error)})
+                continue
+            if refusals := [each for each in answers if isinstance(each, Exception)]:
+                self._refused.record(reason_of(refusals[0]))
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Send a wake-up hint to every instance."""
+        if self.health.usable:
+            await self.reply([Reply(self._keys.hints, b"%b %d" % (loop.encode(), at))])
+
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` for every hint of every instance. Messages that are no hints are ignored."""
+        self._on_hint.append(on_hint)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -129,7 +143,7 @@ class Connection:
             if message["type"] == "message":
                 loop, _, at = message["data"].partition(b" ")
                 if at.isdigit() and len(at) <= _HINT_DIGITS:
-                    for call in self.on_hint:
+                    for call in self._on_hint:
                         call(loop.decode(errors="replace"), int(at))
 
     def _lose(self, reason: str) -> None:

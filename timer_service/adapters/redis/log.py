@@ -3,7 +3,6 @@
 The number of an entry in the stream (`entries-added`) is the sequence of a command, and its id is the place.
 """
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -120,7 +119,7 @@ class RedisLog:
         """When the number of commands that were read was last compared with those that the server has stored."""
         self._compared = 0
         """How many had been read then."""
-        self._closed = asyncio.Event()
+        self._closed = False
         self._broken: str | None = "it was not opened yet"
 
     async def open(self, cursor: LogCursor | None, owner: str) -> Opening:
@@ -146,27 +145,17 @@ class RedisLog:
         """Return the next commands. See `CommandLog`."""
         until = time.monotonic() + seconds
         self._streams.handled_until = self._place  # the caller has stored in the database what it got before
-        closed = asyncio.create_task(self._closed.wait())
         try:
-            while not self._closed.is_set():
-                filling = asyncio.create_task(
-                    self._fill(limit, most_bytes, min(until - time.monotonic(), _BLOCK_SECONDS))
-                )
-                await asyncio.wait([filling, closed], return_when=asyncio.FIRST_COMPLETED)
-                if not filling.done():
-                    filling.cancel()
-                    await asyncio.wait([filling])
-                    break
-                filling.result()
+            while not self._closed:
+                await self._fill(limit, most_bytes, min(until - time.monotonic(), _BLOCK_SECONDS))
                 if self._buffer:
                     return self._take(limit, most_bytes)
                 if time.monotonic() >= until:
                     break
         except ERRORS as error:
-            self._broken = reason_of(error)
-            raise LogUnavailableError(self._broken) from error
-        finally:
-            closed.cancel()
+            if not self._closed:
+                self._broken = reason_of(error)
+                raise LogUnavailableError(self._broken) from error
         return LogBatch((), 0)
 
     async def body(self, raw: RawCommand) -> bytes | None:
@@ -212,11 +201,8 @@ class RedisLog:
         return True
 
     async def close(self) -> None:
-        """Stop reading."""
-        self._closed.set()
-
-    async def disconnect(self) -> None:
-        """Close the connection."""
+        """Stop reading. The connection is closed, so a `read` that waits ends at once."""
+        self._closed = True
         await self._reader.aclose()
 
     def _count_connect(self) -> None:
@@ -225,12 +211,12 @@ class RedisLog:
     async def _info(self) -> Mapping[str, Any]:
         """Return what the server says about the stream. One that was deleted is empty."""
         try:
-            raw = await self._client.execute_command("XINFO", "STREAM", self._stream)
+            found: dict[str, Any] = await self._client.xinfo_stream(self._stream)
         except ResponseError as error:
             if "no such key" not in str(error):
                 raise
             return {"length": 0, "entries-added": 0, "last-generated-id": "0-0"}
-        return {name: decode_text(value) if isinstance(value, bytes) else value for name, value in _pairs(raw)}
+        return {**found, "last-generated-id": decode_text(found["last-generated-id"])}
 
     async def _find_opening(self, cursor: LogCursor | None, name: str, created: int) -> Opening:
         """Return where to read: from the beginning without a cursor, else behind the cursor.
@@ -248,12 +234,11 @@ class RedisLog:
             place = decode_text(before[0][0]) if before else ""
             moved = LogCursor(name, max(cursor.epoch + 1, created), added - unread, cursor.stored_at, place)
             return Opening(moved, is_other=True, unread=unread)
-        removed = max(added - length - cursor.sequence, 0)
-        if added - cursor.sequence <= length and not removed:
-            return Opening(cursor, unread=added - cursor.sequence)
+        if (unread := added - cursor.sequence) <= length:
+            return Opening(cursor, unread=unread)
         unread = await self._count(f"({cursor.place}" if cursor.place else "-", last)
         removed = max(added - unread - cursor.sequence, 0)
-        return Opening(cursor._replace(sequence=max(added - unread, cursor.sequence)), removed=removed, unread=unread)
+        return Opening(cursor._replace(sequence=cursor.sequence + removed), removed=removed, unread=unread)
 
     async def _has_command_of(self, cursor: LogCursor, name: str, info: Mapping[str, Any]) -> bool:
         """Return whether the stream has the command of a cursor, or had it and has removed it."""
@@ -403,7 +388,3 @@ def _place_of(stored_at: int) -> str:
     """Return the first id of an entry that was stored at an instant or later, in nanoseconds."""
     milliseconds, number = divmod(stored_at, _NS_PER_MS)
     return f"{milliseconds}-{-(-number // _STEP_NS)}"
-
-
-def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(decode_text(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]

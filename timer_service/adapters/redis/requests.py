@@ -22,7 +22,6 @@ _GROUP = "timer-service"
 _AT_ONCE = 100
 _BLOCK_MS = 1000
 _AGAIN_SECONDS = 0.2
-_BYTES_AT_ONCE = 256 * 1024
 
 Fields = Mapping[bytes, bytes]
 
@@ -59,16 +58,7 @@ class Requests:
 
     async def reply(self, replies: Replies) -> None:
         """Send replies. They are lost while the connection is lost."""
-        batch: list[Reply] = []
-        size = 0
-        for request, reply in replies:
-            batch.append(Reply(request.reply_to, reply.body))
-            size += len(reply.body)
-            if size > _BYTES_AT_ONCE:
-                await self._connection.send(batch)
-                batch, size = [], 0
-        if batch:
-            await self._connection.send(batch)
+        await self._connection.reply([Reply(request.reply_to, reply.body) for request, reply in replies])
 
     async def close(self) -> None:
         """Stop taking requests."""

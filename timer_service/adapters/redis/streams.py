@@ -90,8 +90,7 @@ class StreamUpkeep:
 
         Without room, or on a replica, the service starts, and its health says why nothing is stored.
         """
-        await self._look()
-        policy = check_policy(await self._client.info("memory"))
+        policy = check_policy(await self._look())
         if policy is not None:
             raise StartError(policy)
 
@@ -101,15 +100,9 @@ class StreamUpkeep:
         Raises `StartError` if the server has something else in its place.
         """
         await self._look()
-        names = ["id", "created", "database"]
-        found = await self._client.hmget(self._keys.log, names)
-        if None in found:  # a server without room refuses to set what is set already, too
-            pipeline = self._client.pipeline(transaction=True)
-            for name, value in zip(names, (secrets.token_hex(8), self._server_ms, database), strict=True):
-                pipeline.hsetnx(self._keys.log, name, value)
-            await pipeline.execute()
-            found = await self._client.hmget(self._keys.log, names)
-        name, created, owner = found
+        name, created, owner = await self._found_or_set(
+            {"id": secrets.token_hex(8), "created": self._server_ms, "database": database}
+        )
         if not created.isdigit():
             raise StartError(f"the hash {self._keys.log} is damaged: its field `created` is no number. Delete the hash")
         self._identity, self.log_is_other = [name, owner], False
@@ -117,11 +110,18 @@ class StreamUpkeep:
 
     async def log_id(self) -> str:
         """Return the identity of the log. It gets one if it has none."""
-        found = await self._client.hget(self._keys.log, "id")
-        if found is None:
-            await self._client.hsetnx(self._keys.log, "id", secrets.token_hex(8))
-            found = await self._client.hget(self._keys.log, "id")
-        return decode_text(found or b"")
+        return decode_text((await self._found_or_set({"id": secrets.token_hex(8)}))[0])
+
+    async def _found_or_set(self, wanted: Mapping[str, str | int]) -> Sequence[bytes]:
+        """Return the values of fields in the hash of the log. Those that are missing get the wanted values first."""
+        found: Sequence[bytes] = await self._client.hmget(self._keys.log, [*wanted])
+        if None in found:  # a server without room refuses to set what is set already, too
+            pipeline = self._client.pipeline(transaction=True)
+            for name, value in wanted.items():
+                pipeline.hsetnx(self._keys.log, name, value)
+            pipeline.hmget(self._keys.log, [*wanted])
+            found = (await pipeline.execute())[-1]
+        return found
 
     async def tick(self, now: int) -> Pass:
         """Look at the server, and delete what is too old. Look again soon while there is a problem."""
@@ -149,8 +149,8 @@ class StreamUpkeep:
         """Return whether the sender of a request, given by its id, has given up."""
         return int(entry.partition("-")[0]) < self._server_ms - 1000 * REQUEST_SECONDS
 
-    async def _look(self) -> None:
-        """Look at the server: its time and its state, and which tenants have streams of their own."""
+    async def _look(self) -> Mapping[str, Any]:
+        """Look at the server: its time and its state, and which tenants have streams of their own. Return its state."""
         seconds, microseconds = await self._client.time()
         self._server_ms = seconds * 1000 + microseconds // 1000
         try:
@@ -162,7 +162,9 @@ class StreamUpkeep:
             self.tenants = await self._with_streams(tenants)
         except NoPermissionError:  # then a key of one tenant that is no stream stops all
             self.tenants = tenants
-        self._checked = check_server(await self._client.info())
+        info: Mapping[str, Any] = await self._client.info()
+        self._checked = check_server(info)
+        return info
 
     async def _with_streams(self, tenants: Sequence[str]) -> Sequence[str]:
         """Return the tenants of which no key is something else than a stream. Reading that would fail for all."""
@@ -189,19 +191,24 @@ class StreamUpkeep:
             )
         except NoPermissionError:  # then events of tenants that get no new ones stay
             found = []
-        pipeline = self._client.pipeline(transaction=False)
-        for kind, keys in ((Kind.EVENT, found), (Kind.DEAD_LETTER, [self._keys.stream(Kind.DEAD_LETTER)])):
-            for key in keys:
-                pipeline.xtrim(key, minid=self.oldest_ms(kind), approximate=False)
+        letters, commands = self._keys.stream(Kind.DEAD_LETTER), self._keys.stream(Kind.COMMAND)
+        oldest: dict[str, Any] = dict.fromkeys(map(decode_text, found), self.oldest_ms(Kind.EVENT))
+        oldest[letters] = self.oldest_ms(Kind.DEAD_LETTER)
         if self.handled_until:
-            oldest, handled_ms = self.oldest_ms(Kind.COMMAND) or 0, int(self.handled_until.partition("-")[0])
-            until = self.handled_until if handled_ms <= oldest else oldest
-            pipeline.xtrim(self._keys.stream(Kind.COMMAND), minid=until, approximate=True)
+            until = self.oldest_ms(Kind.COMMAND) or 0
+            is_handled = until < int(self.handled_until.partition("-")[0])
+            oldest[commands] = until if is_handled else self.handled_until
         for kind in (Kind.QUERY, Kind.REQUEST):
             for tenant in ("", *self.tenants):
-                oldest = self._server_ms - 2000 * REQUEST_SECONDS
-                pipeline.xtrim(self._keys.stream(kind, tenant), minid=oldest, approximate=False)
-        await pipeline.execute()
+                oldest[self._keys.stream(kind, tenant)] = self._server_ms - 2000 * REQUEST_SECONDS
+        pipeline = self._client.pipeline(transaction=False)
+        for key, until in oldest.items():
+            pipeline.xtrim(key, minid=until, approximate=key == commands)
+        answers = await pipeline.execute(raise_on_error=False)
+        for key, answer in zip(oldest, answers, strict=True):
+            if isinstance(answer, Exception):
+                reason = f"{key}: old messages cannot be deleted: {reason_of(answer)}"
+                self._checked = worst(self._checked, Health(reason=reason))
 
 
 def check_policy(info: Mapping[str, Any]) -> str | None:
