@@ -131,6 +131,12 @@ class Link(ABC):
         """Return the deliveries of a consumer, of which at most `ahead` wait here."""
 
 
+def no_service(kind: Kind) -> NoAnswerError:
+    """Return the error of a request that nobody receives."""
+    what = "queries" if kind is Kind.QUERY else "requests of workers"
+    return NoAnswerError(f"no service answers {what} here; is timer-service running?")
+
+
 async def open_link(broker: Broker, name: str, subject_prefix: str, options: Mapping[str, Any]) -> Link:
     """Connect to a broker of any kind. `name`: for the server. Raises `NoAnswerError`.
 

@@ -12,7 +12,7 @@ import nats.errors
 from timer_service.cancellation import keep_cancellation
 from timer_service.client.commands import Command, Exchange
 from timer_service.client.errors import NoAnswerError
-from timer_service.client.link import Link, Subscription
+from timer_service.client.link import Link, Subscription, no_service
 from timer_service.client.lookup import Broker, url_without_login
 from timer_service.client.models import DeadLetter
 from timer_service.client.nats.commands import Publisher
@@ -85,8 +85,7 @@ class NatsLink(Link):
                 subject = self.subject(kind, tenant, name)
                 return (await self.client.request(subject, body, timeout=timeout_seconds)).data
             except nats.errors.NoRespondersError as error:
-                what = "queries" if kind is Kind.QUERY else "requests of workers"
-                raise NoAnswerError(f"no service answers {what} here; is timer-service running?") from error
+                raise no_service(kind) from error
             except nats.errors.TimeoutError as error:
                 raise NoAnswerError(f"no answer within {timeout_seconds} s") from error
 

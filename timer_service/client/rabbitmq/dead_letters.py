@@ -11,7 +11,8 @@ from aiormq.abc import DeliveredMessage
 
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.models import DeadLetter
-from timer_service.client.rabbitmq.channels import ERRORS, close_channel, number, reason_of
+from timer_service.client.rabbitmq.channels import close_channel, number
+from timer_service.rabbit_client import ERRORS, reason_of
 
 _PREFETCH = 500
 _QUIET_SECONDS = 1.0

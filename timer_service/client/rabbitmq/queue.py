@@ -17,10 +17,11 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, Chann
 
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.link import Link
-from timer_service.client.rabbitmq.channels import ERRORS, close_channel, number, on_closed, reason_of
+from timer_service.client.rabbitmq.channels import close_channel, number, on_closed
 from timer_service.client.receive.delivery import Delivery
 from timer_service.client.receive.filters import Consumer, covers, subject_parts
 from timer_service.client.receive.reading import read_delivered
+from timer_service.rabbit_client import ERRORS, reason_of
 
 log = logging.getLogger(__name__)
 
