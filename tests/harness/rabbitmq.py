@@ -60,6 +60,7 @@ class RabbitServer(Server):
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "ERL_CRASH_DUMP": str(folder / "crash"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         }
         super().__init__([str(_BIN / "rabbitmq-server")], folder / "rabbitmq.log", environment)

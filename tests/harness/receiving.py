@@ -192,21 +192,31 @@ class RabbitPublisher(EventPublisher):
         return self._queues()[consumer.replace("~", ".")]
 
     async def wanted(self) -> set[str]:
-        bindings = self._server.ctl("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
-        found = [each.split("\t") for each in bindings]
-        return {key.removeprefix("acme.") for source, to, key in found if (source, to) == ("timer.evt", "acme.orders")}
+        return {key.removeprefix("acme.") for queue, key in self._bindings() if queue == "acme.orders"}
 
     async def is_waiting(self) -> bool:
         return self._queues()["acme.orders"][1] == 0
 
     async def exists(self) -> bool:
-        return "acme.orders" in self._queues()
+        return "acme.orders" in self._server.ctl("list_consumers", "queue_name").split()
 
     async def delete_consumer(self) -> None:
         await self._channel.queue_delete("acme.orders")
 
     async def replace_stream(self) -> None:
         await self._channel.queue_delete("timer.evt.log")
+
+    async def clear(self) -> None:
+        """Delete the exchange and the queues bound to it, on a server that other tests use too."""
+        for name in {queue for queue, _ in self._bindings()}:
+            await self._channel.queue_delete(name)
+        await self._channel.exchange_delete("timer.evt")
+
+    def _bindings(self) -> list[tuple[str, str]]:
+        """Return the queues that get events, and the keys."""
+        columns = ("source_name", "destination_name", "routing_key")
+        found = [each.split("\t") for each in self._server.ctl("list_bindings", *columns).splitlines()]
+        return [(queue, key) for source, queue, key in found if source == "timer.evt"]
 
     def _queues(self) -> dict[str, tuple[int, int]]:
         """Return how many messages of each queue are not acknowledged, and how many were not delivered."""

@@ -16,7 +16,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from tests.harness.processes import NatsServer
-from tests.harness.receiving import EventPublisher, event_publisher
+from tests.harness.rabbitmq import RabbitServer
+from tests.harness.receiving import EventPublisher, RabbitPublisher, event_publisher
 from tests.harness.redis import RedisServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
@@ -41,20 +42,31 @@ from timer_service.client.receive.filters import check_consumer
 from timer_service.client.redis import groups
 
 SECOND = timedelta(seconds=1)
-Server = NatsServer | RedisServer
+Server = NatsServer | RedisServer | RabbitServer
+ON_NATS_AND_REDIS = pytest.mark.parametrize("server", [NatsServer, RedisServer], indirect=True)
 
 
-@pytest.fixture(params=[NatsServer, RedisServer])
+@pytest.fixture(params=[NatsServer, RedisServer, pytest.param(RabbitServer, marks=pytest.mark.slow)])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    """Yield a server of each broker without streams. The test may stop, kill and start it again."""
-    async with request.param(tmp_path / "broker") as server:
-        yield server
+    """Yield a server of each broker without streams. The test may stop, kill and start it again.
+
+    The tests of a process share a RabbitMQ, because it takes 5 s to start.
+    """
+    if request.param is RabbitServer:
+        shared: RabbitServer = request.getfixturevalue("rabbit_server")
+        await shared.ensure_started()
+        yield shared
+    else:
+        async with request.param(tmp_path / "broker") as server:
+            yield server
 
 
 @pytest.fixture
 async def events(server: Server) -> AsyncIterator[EventPublisher]:
     async with event_publisher(server) as found:
         yield found
+        if isinstance(found, RabbitPublisher):
+            await found.clear()
 
 
 @pytest.fixture
@@ -143,6 +155,7 @@ async def test_each_kind_of_event_reaches_its_handler(server: Server, events: Ev
     }
 
 
+@ON_NATS_AND_REDIS
 async def test_a_new_consumer_begins_now(server: Server, events: EventPublisher) -> None:
     """It gets the events from its creation on, also those that are published while no app runs; or all if wanted."""
     await events.fire("before")
@@ -281,6 +294,7 @@ async def test_a_deleted_consumer_is_created_again(
     assert "was deleted; it is created again" in caplog.text
 
 
+@ON_NATS_AND_REDIS
 async def test_a_stream_that_was_replaced(server: Server, events: EventPublisher) -> None:
     """In a new stream, the consumer begins with the first event."""
     app, handled = collecting(server.url)
@@ -292,6 +306,7 @@ async def test_a_stream_that_was_replaced(server: Server, events: EventPublisher
         await until(lambda: handled == ["a", "b"])
 
 
+@ON_NATS_AND_REDIS
 async def test_new_handlers_change_the_consumer(server: Server, events: EventPublisher, short_delays: None) -> None:
     """A version with other handlers changes the filters; while an older one runs, it only adds some."""
     old, old_handled = collecting(server.url, attempts=30)
@@ -337,6 +352,7 @@ async def test_a_busy_version_keeps_its_events(server: Server, events: EventPubl
         await until(lambda: sorted(handled) == runs)
 
 
+@ON_NATS_AND_REDIS
 async def test_order_after_a_lost_connection(
     server: Server, events: EventPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -384,12 +400,12 @@ async def test_an_app_in_one_loop_after_the_other(server: Server, events: EventP
 
 async def test_deliveries_that_are_taken_without_waiting(server: Server, events: EventPublisher) -> None:
     """A reader that has taken all that had arrived gets what comes later."""
-    for number in range(10):
-        await events.fire(str(number))
-    wanted = check_consumer("acme", "orders", (), stream=None, from_start=True, ack_wait=30 * SECOND)
+    wanted = check_consumer("acme", "orders", (), stream=None, from_start=False, ack_wait=30 * SECOND)
     async with open_connection(server.url, "user", "timer", {}) as connection:
         source = connection.link.consume(wanted, 4)
         await source.open()
+        for number in range(10):
+            await events.fire(str(number))
         taken = [await source.next()]
         async with asyncio.timeout(10):
             while len(taken) < 4:
@@ -403,11 +419,13 @@ async def test_deliveries_that_are_taken_without_waiting(server: Server, events:
 async def test_consume(server: Server, events: EventPublisher) -> None:
     """`consume` yields deliveries. What is not acknowledged, or given back, comes again, also to another program."""
     async with TimerClient.connect(server.url) as client:
-        deliveries = client.consume("acme", "mine", Filter(DueTimeReached, "a"), from_start=True)
-        await events.fire("x")
-        await events.fire("y", topic="a")
+        deliveries = client.consume("acme", "orders", Filter(DueTimeReached, "a"))
         async with asyncio.timeout(10):
-            delivery = await anext(deliveries)
+            waiting = asyncio.ensure_future(anext(deliveries))
+            await until(events.exists)
+            await events.fire("x")
+            await events.fire("y", topic="a")
+            delivery = await waiting
             assert (delivery.event.about, delivery.attempt) == ("timer y", 1)
             await delivery.retry()
             delivery = await anext(deliveries)
@@ -415,7 +433,7 @@ async def test_consume(server: Server, events: EventPublisher) -> None:
             await delivery.renew()
             await delivery.ack()
             await delivery.ack()
-            await events.until_acknowledged("acme~mine")
+            await events.until_acknowledged()
             await deliveries.aclose()
             with pytest.raises(ValueError, match="name must be"):
                 client.consume("acme", "a.b")

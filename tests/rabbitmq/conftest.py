@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.harness.rabbit_harness import RabbitHarness, rabbit_harness
+from tests.harness.rabbit_peer import RabbitPeer
 
 
 @pytest.fixture
@@ -12,3 +13,11 @@ async def rabbit(request: pytest.FixtureRequest) -> AsyncIterator[RabbitHarness]
     """Yield a broker without messages, and a user of it."""
     async with rabbit_harness(request) as started:
         yield started
+
+
+@pytest.fixture
+async def peer(rabbit: RabbitHarness) -> RabbitPeer:
+    """Return what answers in place of the service."""
+    peer = RabbitPeer(await rabbit.user.channel(), rabbit.prefix)
+    await peer.open()
+    return peer

@@ -1,8 +1,8 @@
 """Dead letters on RabbitMQ: a stream, which is read from a number on."""
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -15,8 +15,6 @@ from timer_service.client.rabbitmq.channels import close_channel, number
 from timer_service.rabbit_client import ERRORS, reason_of
 
 _PREFETCH = 500
-_QUIET_SECONDS = 1.0
-"""The stream has ended if nothing arrives for so long: the broker does not say where it ends."""
 
 
 class DeadLetterLog:
@@ -29,41 +27,47 @@ class DeadLetterLog:
     async def list(self, tenant: str, limit: int, before: int | None) -> Sequence[DeadLetter]:
         """See `Link.dead_letters`. The whole stream is read: it cannot be read backwards."""
         newest = deque[DeadLetter](maxlen=limit)
-        async for message in self._read("first"):
-            letter = _letter(message)
-            if before is not None and letter.sequence >= before:
-                break
-            if tenant in {"*", letter.tenant}:
-                newest.append(letter)
+        async with aclosing(self._read("first")) as messages:
+            async for message in messages:
+                letter = _letter(message)
+                if before is not None and letter.sequence >= before:
+                    break
+                if tenant in {"*", letter.tenant}:
+                    newest.append(letter)
         return [*reversed(newest)]
 
     async def get(self, sequence: int) -> DeadLetter | None:
         """See `Link.dead_letter`."""
-        async for message in self._read(sequence):
-            letter = _letter(message)
-            if letter.sequence != sequence:
-                return None
-            headers = message.header.properties.headers or {}
-            texts = {name: str(value) for name, value in headers.items() if not name.startswith("x-")}
-            return replace(letter, headers=texts, body=message.body.decode(errors="backslashreplace"))
-        return None
+        async with aclosing(self._read(sequence)) as messages:
+            message = await anext(messages, None)
+        letter = None if message is None else _letter(message)
+        if message is None or letter is None or letter.sequence != sequence:  # it is an older or a newer one
+            return None
+        headers = message.header.properties.headers or {}
+        texts = {name: str(value) for name, value in headers.items() if not name.startswith("x-")}
+        return replace(letter, headers=texts, body=message.body.decode(errors="backslashreplace"))
 
-    async def _read(self, offset: str | int) -> AsyncIterator[DeliveredMessage]:
+    async def _read(self, offset: str | int) -> AsyncGenerator[DeliveredMessage, None]:
         """Iterate over the stream from a number on, up to its end."""
-        arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+        arrived: list[DeliveredMessage] = []
+
+        async def receive(message: DeliveredMessage) -> None:
+            arrived.append(message)
+
         try:
             channel = await self._new_channel()
             try:
                 await channel.basic_qos(prefetch_count=_PREFETCH)
-                await channel.basic_consume(self._stream, arrived.put, arguments={"x-stream-offset": offset})
+                await channel.basic_consume(self._stream, receive, arguments={"x-stream-offset": offset})
                 while True:
-                    try:
-                        async with asyncio.timeout(_QUIET_SECONDS):
-                            message = await arrived.get()
-                    except TimeoutError:
+                    # What is stored and was not acknowledged comes before the answer to this.
+                    await channel.queue_declare(self._stream, passive=True)
+                    found, arrived = arrived, []
+                    if not found:
                         return
-                    yield message
-                    await channel.basic_ack(message.delivery_tag or 0)
+                    for message in found:
+                        yield message
+                    await channel.basic_ack(found[-1].delivery_tag or 0, multiple=True)
             finally:
                 await close_channel(channel)
         except ERRORS as error:

@@ -26,10 +26,14 @@ from timer_service.rabbit_client import ERRORS, Server, reason_of
 
 _DIRECT = "amq.rabbitmq.reply-to"
 _DURABLE = 2
+_BLOCKED = "RabbitMQ has an alarm, so it takes no messages: its memory or its disk is nearly full"
 
 
 class RabbitLink(NumberedLink):
-    """A connection to RabbitMQ. The number of a call is its correlation id."""
+    """A connection to RabbitMQ that publishes, and one that receives, which the server does not block at an alarm.
+
+    The number of a call is its correlation id. The link is lost when the connection that publishes is.
+    """
 
     def __init__(self, server: Server, name: str, prefix: str) -> None:
         """`name`: for the server."""
@@ -40,6 +44,9 @@ class RabbitLink(NumberedLink):
         self._connection: aiormq.Connection | None = None
         self._channel: aiormq.Channel | None = None
         """Publishes, and gets the replies: these only come to the channel that has asked."""
+        self._receiving: aiormq.Connection | None = None
+        """Has the channels for what is received. It is opened for the first of them."""
+        self._opening = asyncio.Lock()
         self._watches: dict[Watch, aiormq.Channel] = {}
 
     @property
@@ -47,11 +54,20 @@ class RabbitLink(NumberedLink):
         """See `Link.command_log`."""
         return f"the stream {self._exchange(Kind.COMMAND)}.log"
 
+    async def close(self) -> None:
+        """See `Link.close`."""
+        await super().close()
+        async with self._opening:
+            if self._receiving is not None:
+                await asyncio.shield(self._receiving.close())
+
     async def channel(self) -> aiormq.Channel:
         """Open a channel for what is received. Raises `NoAnswerError` without a connection, and one of `ERRORS`."""
-        if self._connection is None:
-            raise NoAnswerError(f"not connected to the broker: {self._problem}")
-        return await new_channel(self._connection)
+        async with self._opening:
+            self.check()
+            if self._receiving is None or self._receiving.is_closed:
+                self._receiving = await self._server.connect(self._name)
+        return await new_channel(self._receiving)
 
     async def join(self, watch: Watch) -> None:
         """See `Link.join`."""
@@ -114,8 +130,10 @@ class RabbitLink(NumberedLink):
 
     async def _publish(self, kind: Kind, key: str, body: bytes, properties: spec.Basic.Properties) -> bool:
         """Publish a message, and return whether a queue or a stream has got it."""
-        if self._channel is None:
+        if self._channel is None or self._connection is None:
             raise NoAnswerError(f"not connected to the broker: {self._problem}")
+        if await _is_blocked(self._connection):
+            raise NoAnswerError(_BLOCKED)
         try:
             confirmed = await self._channel.basic_publish(
                 body, exchange=self._exchange(kind), routing_key=key, properties=properties, mandatory=True
@@ -142,6 +160,16 @@ class RabbitLink(NumberedLink):
         finally:
             connection, self._connection, self._channel = self._connection, None, None
             await asyncio.shield(connection.close())
+
+
+async def _is_blocked(connection: aiormq.Connection) -> bool:
+    """Return whether the server has said that it reads nothing from a connection."""
+    try:
+        async with asyncio.timeout(0):
+            await connection.ready()  # at once, unless it is blocked
+    except TimeoutError:
+        return True
+    return False
 
 
 async def connect(broker: Broker, name: str, prefix: str, options: Mapping[str, Any]) -> RabbitLink:

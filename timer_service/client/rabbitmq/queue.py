@@ -1,7 +1,8 @@
 """The deliveries of a durable consumer, which is a quorum queue `<tenant>.<name>` bound to the exchange of the events.
 
-The queue counts how often each event was given back. It has no deadline: an event stays with its process until it is
-settled, or the process or its connection ends. An event that is tried again later waits in its process.
+The queue counts how often each event was given back. An event stays with its process until it is settled, or the
+process or its connection ends; `ack_wait` has no meaning. After the `consumer_timeout` of the server (30 min) it closes
+the channel, and the events come again. An event that is tried again later waits in its process.
 """
 
 import asyncio
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 _UNSETTLED = 250
 """How many events a process may have that are not settled. Those that wait for their next attempt count too."""
 _AGAIN_SECONDS = 0.2
-_OTHERS_FIRST = timedelta(seconds=1)
 _CLOSED = "the connection to the broker is closed"
 
 
@@ -54,7 +54,7 @@ class _Receipt:
             asyncio.get_running_loop().call_later(delay.total_seconds(), self._give_back)
 
     async def renew(self) -> None:
-        """Do nothing: the queue has no deadline."""
+        """Do nothing: the deadline of the server cannot be moved."""
 
     def _give_back(self) -> None:
         giving = asyncio.ensure_future(self.channel.basic_nack(self.tag, requeue=True))
@@ -84,6 +84,8 @@ class QueueSubscription:
         self._arrived, self._ended, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._channel: aiormq.Channel | None = None
         self._tag = ""
+        self._is_prepared = False
+        """Whether the operator has created and bound the queue, and this login may not change it."""
         self._keeping: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:
@@ -122,6 +124,8 @@ class QueueSubscription:
     async def close(self) -> None:
         """See `Subscription.close`. What waits for its next attempt goes back to the queue with the channel."""
         await self.stop()
+        if self._arrived.set in self._link.on_lost:
+            self._link.on_lost.remove(self._arrived.set)
         if self._channel is not None:
             await close_channel(self._channel)
 
@@ -158,13 +162,11 @@ class QueueSubscription:
     async def _declare(self) -> aiormq.Channel:
         """Return a channel to the queue. A login that may not create it uses the one that the operator has made."""
         channel = await self._new_channel()
+        refusal: Exception | None = None
         try:
             await channel.queue_declare(self._queue, durable=True, arguments={"x-queue-type": "quorum"})
-            await channel.exchange_declare(self._exchange, exchange_type="topic", durable=True)
-            for key in self._keys():
-                await channel.queue_bind(self._queue, self._exchange, key)
         except (ChannelAccessRefused, ChannelPreconditionFailed) as error:  # each of them closes the channel
-            channel = await self._new_channel()
+            refusal, channel = error, await self._new_channel()
             try:
                 await channel.queue_declare(self._queue, passive=True)
             except (ChannelAccessRefused, ChannelNotFoundEntity):
@@ -172,6 +174,18 @@ class QueueSubscription:
                     f"{self} cannot be created ({reason_of(error)}). The operator must create it as a quorum queue, "
                     f"bound to {' and '.join(self.addresses)}"
                 ) from error
+        try:
+            for key in self._keys():
+                await channel.queue_bind(self._queue, self._exchange, key)
+        except ChannelNotFoundEntity as error:
+            raise NoAnswerError(f"the exchange {self._exchange} is missing; was timer-service started?") from error
+        except ChannelAccessRefused as error:
+            if refusal is None:
+                raise NoAnswerError(
+                    f"{self} cannot be bound ({reason_of(error)}). This login needs the permission to bind it to "
+                    f"{' and '.join(self.addresses)}, or none to create queues: then the operator prepares it"
+                ) from error
+            self._is_prepared, channel = True, await self._new_channel()
         return channel
 
     async def _cancelled(self, _frame: object) -> None:
@@ -189,6 +203,7 @@ class QueueSubscription:
                 await close_channel(self._channel)
             try:
                 await self._begin()
+                log.info("%s: receiving again", self)
             except (*ERRORS, NoAnswerError) as error:
                 if self._link.problem is None:
                     log.warning("%s: %s; trying again", self, reason_of(error))
@@ -198,12 +213,11 @@ class QueueSubscription:
                 self._ended.set()
 
     async def _receive(self, message: DeliveredMessage) -> None:
-        """Let a delivery wait for `next`. An event that only another version wants is left to it."""
-        assert self._channel is not None  # noqa: S101 - it is this channel that has received
+        """Let a delivery wait for `next`. Drop an event for which no program that runs has a handler."""
         receipt = _Receipt(message.channel, message.delivery_tag or 0)  # type: ignore[arg-type]
         address = tuple((message.routing_key or "").split(".")[1:])
-        if not any(covers(each, address) for each in self._patterns):
-            await self._leave_to_others(receipt)
+        if not any(covers(each, address) for each in self._patterns) and not await self._is_for_others(receipt):
+            await receipt.ack()
             return
         properties = message.header.properties
         attempt = number((properties.headers or {}).get("x-delivery-count")) + 1
@@ -213,13 +227,16 @@ class QueueSubscription:
         self._waiting.append((receipt, delivery))
         self._arrived.set()
 
-    async def _leave_to_others(self, receipt: _Receipt) -> None:
-        """Give an event back that only another version wants, or drop it if no other process reads the queue."""
+    async def _is_for_others(self, receipt: _Receipt) -> bool:
+        """Return whether an event without a handler here may have one in another process.
+
+        Then it is tried again like every event without a handler, so that it can reach the other process. A queue of
+        the operator may be bound to all events, so there it has a handler in all processes or in none.
+        """
+        if self._is_prepared:
+            return False
         try:
             found = await receipt.channel.queue_declare(self._queue, passive=True)
         except ERRORS:
-            return  # then the event comes again
-        if (found.consumer_count or 0) > 1:
-            await receipt.retry(_OTHERS_FIRST)
-        else:
-            await receipt.ack()
+            return True  # the channel has ended, so the event comes again
+        return (found.consumer_count or 0) > 1
