@@ -104,9 +104,13 @@ class RabbitServer(Server):
             self._epmd.wait(10)
 
     async def until_saved(self) -> None:
-        """Wait until the server has saved where its streams are. Killed before, in the first second, it loses them."""
-        (names,) = (self._folder / "mnesia").glob("*/coordination/*/names.dets")
-        await until(lambda: time.time() - names.stat().st_mtime > 1, pause=0.1)
+        """Wait until the server has saved where its streams and quorum queues are.
+
+        It loses those that were created in the second before it is killed.
+        """
+        names = list((self._folder / "mnesia").glob("*/*/*/names.dets"))
+        assert names
+        await until(lambda: time.time() - max(each.stat().st_mtime for each in names) > 1, pause=0.1)
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""

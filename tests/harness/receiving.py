@@ -21,6 +21,8 @@ from timer_service.core.values.address import Address, Kind, kebab
 from timer_service.redis_client import RedisClient, new_client
 
 AT = "2026-11-21T09:00:00.000Z"
+_ROOM = 3
+"""How many events a consumer that handles one at a time holds at most."""
 _PAYLOADS: dict[str, dict[str, Any]] = {
     "DueTimeReached": {"dueAt": AT, "reachedAt": AT},
     "TimerExpired": {"dueAt": AT, "expiredAt": AT},
@@ -172,9 +174,11 @@ class RedisPublisher(EventPublisher):
 class RabbitPublisher(EventPublisher):
     """Publishes events to RabbitMQ, and asks its command line about queues."""
 
-    def __init__(self, server: RabbitServer, channel: AbstractChannel) -> None:
+    def __init__(self, server: RabbitServer, channel: AbstractChannel, *, room: int) -> None:
+        """`room`: see `RedisPublisher`."""
         self._server = server
         self._channel = channel
+        self._room = room
 
     async def store(self, address: Address, body: bytes) -> None:
         key = ".".join(filter(None, address[1:]))
@@ -189,16 +193,18 @@ class RabbitPublisher(EventPublisher):
                 return
 
     async def unacknowledged(self, consumer: str = "acme~orders") -> tuple[int, int]:
-        return self._queues()[consumer.replace("~", ".")]
+        found = await self._list("list_queues", "name", "messages_unacknowledged", "messages_ready")
+        return next((int(taken), int(ready)) for name, taken, ready in found if name == consumer.replace("~", "."))
 
     async def wanted(self) -> set[str]:
-        return {key.removeprefix("acme.") for queue, key in self._bindings() if queue == "acme.orders"}
+        return {key.removeprefix("acme.") for queue, key in await self._bindings() if queue == "acme.orders"}
 
     async def is_waiting(self) -> bool:
-        return self._queues()["acme.orders"][1] == 0
+        """Return whether a process has taken less than it can handle and wait for. RabbitMQ gives it more."""
+        return (await self.unacknowledged())[0] < self._room
 
     async def exists(self) -> bool:
-        return "acme.orders" in self._server.ctl("list_consumers", "queue_name").split()
+        return ["acme.orders"] in await self._list("list_consumers", "queue_name")
 
     async def delete_consumer(self) -> None:
         await self._channel.queue_delete("acme.orders")
@@ -208,21 +214,19 @@ class RabbitPublisher(EventPublisher):
 
     async def clear(self) -> None:
         """Delete the exchange and the queues bound to it, on a server that other tests use too."""
-        for name in {queue for queue, _ in self._bindings()}:
+        for name in {queue for queue, _ in await self._bindings()}:
             await self._channel.queue_delete(name)
         await self._channel.exchange_delete("timer.evt")
 
-    def _bindings(self) -> list[tuple[str, str]]:
+    async def _bindings(self) -> list[tuple[str, str]]:
         """Return the queues that get events, and the keys."""
-        columns = ("source_name", "destination_name", "routing_key")
-        found = [each.split("\t") for each in self._server.ctl("list_bindings", *columns).splitlines()]
+        found = await self._list("list_bindings", "source_name", "destination_name", "routing_key")
         return [(queue, key) for source, queue, key in found if source == "timer.evt"]
 
-    def _queues(self) -> dict[str, tuple[int, int]]:
-        """Return how many messages of each queue are not acknowledged, and how many were not delivered."""
-        columns = ("name", "messages_unacknowledged", "messages_ready")
-        lines = [each.split("\t") for each in self._server.ctl("list_queues", *columns).splitlines()]
-        return {name: (int(unacknowledged), int(ready)) for name, unacknowledged, ready in lines if ready.isdigit()}
+    async def _list(self, *arguments: str) -> list[list[str]]:
+        """Return the rows of a list of rabbitmqctl, without the names of the columns."""
+        listed = await asyncio.to_thread(self._server.ctl, *arguments)
+        return [each.split("\t") for each in listed.splitlines() if each.split("\t") != [*arguments[1:]]]
 
 
 @asynccontextmanager
@@ -244,7 +248,7 @@ async def event_publisher(
         async with await aio_pika.connect_robust(url, reconnect_interval=0.2) as rabbit:
             channel = await rabbit.channel()
             await channel.declare_exchange("timer.evt", "topic", durable=True)
-            yield RabbitPublisher(server, channel)
+            yield RabbitPublisher(server, channel, room=_ROOM)
     elif url.startswith("nats") and is_stream_there:
         async with await nats.connect(url) as connection:
             yield Publisher(connection)
@@ -253,4 +257,4 @@ async def event_publisher(
             yield found
     else:
         async with new_client(url, "publisher") as client:
-            yield RedisPublisher(client, room=3)
+            yield RedisPublisher(client, room=_ROOM)

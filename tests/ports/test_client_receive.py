@@ -43,7 +43,6 @@ from timer_service.client.redis import groups
 
 SECOND = timedelta(seconds=1)
 Server = NatsServer | RedisServer | RabbitServer
-ON_NATS_AND_REDIS = pytest.mark.parametrize("server", [NatsServer, RedisServer], indirect=True)
 
 
 @pytest.fixture(params=[NatsServer, RedisServer, pytest.param(RabbitServer, marks=pytest.mark.slow)])
@@ -155,9 +154,11 @@ async def test_each_kind_of_event_reaches_its_handler(server: Server, events: Ev
     }
 
 
-@ON_NATS_AND_REDIS
 async def test_a_new_consumer_begins_now(server: Server, events: EventPublisher) -> None:
-    """It gets the events from its creation on, also those that are published while no app runs; or all if wanted."""
+    """It gets the events from its creation on, also those that are published while no app runs; or all if wanted.
+
+    RabbitMQ has no queue that begins with old events, and says so.
+    """
     await events.fire("before")
     app, handled = collecting(server.url)
     async with app.running():
@@ -167,6 +168,12 @@ async def test_a_new_consumer_begins_now(server: Server, events: EventPublisher)
     async with app.running():
         await until(lambda: handled == ["a", "b"])
     everything, all_handled = collecting(server.url, name="audit", from_start=True)
+    if isinstance(server, RabbitServer):
+        with pytest.raises(
+            NoAnswerError, match=r"from_start must be left out: read the stream timer\.evt\.log"
+        ):
+            await everything.serve()
+        return
     async with everything.running():
         await until(lambda: sorted(all_handled) == ["a", "b", "before"])
 
@@ -270,6 +277,8 @@ async def test_restarts_of_the_server(server: Server, events: EventPublisher, ho
         await events.fire("long")
         await events.fire("a")
         await until(lambda: handled == ["a"])
+        if isinstance(server, RabbitServer):
+            await server.until_saved()
         await getattr(server, how)()
         await server.start()
         await fire_soon(events, "b")
@@ -288,13 +297,15 @@ async def test_a_deleted_consumer_is_created_again(
         await events.fire("a")
         await until(lambda: handled == ["a"])
         await events.delete_consumer()
+        if isinstance(server, RabbitServer):  # which keeps no event for a queue that does not exist
+            await until(events.exists)
         await events.fire("b")
         await until(lambda: handled == ["a", "b"])
         await events.until_acknowledged()
     assert "was deleted; it is created again" in caplog.text
 
 
-@ON_NATS_AND_REDIS
+@pytest.mark.parametrize("server", [NatsServer, RedisServer], indirect=True)
 async def test_a_stream_that_was_replaced(server: Server, events: EventPublisher) -> None:
     """In a new stream, the consumer begins with the first event."""
     app, handled = collecting(server.url)
@@ -306,9 +317,11 @@ async def test_a_stream_that_was_replaced(server: Server, events: EventPublisher
         await until(lambda: handled == ["a", "b"])
 
 
-@ON_NATS_AND_REDIS
 async def test_new_handlers_change_the_consumer(server: Server, events: EventPublisher, short_delays: None) -> None:
-    """A version with other handlers changes the filters; while an older one runs, it only adds some."""
+    """A version with other handlers changes the filters; while an older one runs, it only adds some.
+
+    On RabbitMQ it can never remove some, and drops their events.
+    """
     old, old_handled = collecting(server.url, attempts=30)
     new, new_handled = TimerApp(server.url, tenant="acme", name="orders", attempts=30), list[str]()
 
@@ -324,7 +337,11 @@ async def test_new_handlers_change_the_consumer(server: Server, events: EventPub
         await until(lambda: (new_handled, old_handled) == (["r"], ["a"]))
         await events.until_acknowledged()
     async with new.running():
-        assert await events.wanted() == {"run-completed", "resubmitted.orders"}
+        kept = due if isinstance(server, RabbitServer) else set()
+        assert await events.wanted() == {*kept, "run-completed", "resubmitted.orders"}
+        await events.fire("b")
+        await events.until_acknowledged()
+    assert (new_handled, old_handled) == (["r"], ["a"])
 
 
 async def test_a_busy_version_keeps_its_events(server: Server, events: EventPublisher) -> None:
@@ -352,7 +369,6 @@ async def test_a_busy_version_keeps_its_events(server: Server, events: EventPubl
         await until(lambda: sorted(handled) == runs)
 
 
-@ON_NATS_AND_REDIS
 async def test_order_after_a_lost_connection(
     server: Server, events: EventPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,7 +436,7 @@ async def test_consume(server: Server, events: EventPublisher) -> None:
     """`consume` yields deliveries. What is not acknowledged, or given back, comes again, also to another program."""
     async with TimerClient.connect(server.url) as client:
         deliveries = client.consume("acme", "orders", Filter(DueTimeReached, "a"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             waiting = asyncio.ensure_future(anext(deliveries))
             await until(events.exists)
             await events.fire("x")
@@ -443,9 +459,7 @@ async def test_consume_after_the_end_of_the_client(server: Server, events: Event
     """An iteration that goes on after the block of its client raises `NoAnswerError`, like `watch`."""
     async with TimerClient.connect(server.url) as client:
         waiting = asyncio.ensure_future(anext(client.consume("acme", "orders")))
-        async with asyncio.timeout(10):
-            while not await events.exists():
-                await asyncio.sleep(0.01)
+        await until(events.exists)
     with pytest.raises(NoAnswerError, match=r"the connection to the broker (is closed|was lost)"):
         await asyncio.wait_for(waiting, 10)
 

@@ -7,6 +7,7 @@ the channel, and the events come again. An event that is tried again later waits
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 _UNSETTLED = 250
 """How many events a process may have that are not settled. Those that wait for their next attempt count too."""
 _AGAIN_SECONDS = 0.2
+_PASSED_ON = 5
+"""How often an event without a handler here is given back at once. Later it counts as failed, so it is parked."""
+_PASS_SECONDS = 1.0
 _CLOSED = "the connection to the broker is closed"
 
 
@@ -195,6 +199,7 @@ class QueueSubscription:
 
     async def _keep(self) -> None:
         """Begin again whenever the channel has ended, until the stop."""
+        has_failed = False
         while True:
             await self._ended.wait()
             if self._stopping.is_set() or self._link.is_closed:
@@ -203,24 +208,31 @@ class QueueSubscription:
                 await close_channel(self._channel)
             try:
                 await self._begin()
-                log.info("%s: receiving again", self)
             except (*ERRORS, NoAnswerError) as error:
-                if self._link.problem is None:
+                if self._link.problem is None and not has_failed:
                     log.warning("%s: %s; trying again", self, reason_of(error))
+                    has_failed = True
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_AGAIN_SECONDS):
                         await self._stopping.wait()
                 self._ended.set()
+            else:
+                log.info("%s: receiving again", self)
+                has_failed = False
 
     async def _receive(self, message: DeliveredMessage) -> None:
         """Let a delivery wait for `next`. Drop an event for which no program that runs has a handler."""
         receipt = _Receipt(message.channel, message.delivery_tag or 0)  # type: ignore[arg-type]
-        address = tuple((message.routing_key or "").split(".")[1:])
-        if not any(covers(each, address) for each in self._patterns) and not await self._is_for_others(receipt):
-            await receipt.ack()
-            return
         properties = message.header.properties
         attempt = number((properties.headers or {}).get("x-delivery-count")) + 1
+        address = tuple((message.routing_key or "").split(".")[1:])
+        if not any(covers(each, address) for each in self._patterns):
+            if not await self._is_for_others(receipt):
+                await receipt.ack()
+                return
+            if attempt <= _PASSED_ON:
+                await receipt.retry(timedelta(seconds=_PASS_SECONDS * random.random()))  # noqa: S311 - no secret
+                return
         stored_at = properties.timestamp or datetime.now(UTC)
         event, problem = read_delivered(message.body, properties.message_id, stored_at, self._consumer.tenant)
         delivery = Delivery(event, attempt, receipt, size=len(message.body), problem=problem)
@@ -230,8 +242,7 @@ class QueueSubscription:
     async def _is_for_others(self, receipt: _Receipt) -> bool:
         """Return whether an event without a handler here may have one in another process.
 
-        Then it is tried again like every event without a handler, so that it can reach the other process. A queue of
-        the operator may be bound to all events, so there it has a handler in all processes or in none.
+        A queue of the operator may be bound to all events, so there it has a handler in all processes or in none.
         """
         if self._is_prepared:
             return False
