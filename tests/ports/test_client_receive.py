@@ -169,9 +169,7 @@ async def test_a_new_consumer_begins_now(server: Server, events: EventPublisher)
         await until(lambda: handled == ["a", "b"])
     everything, all_handled = collecting(server.url, name="audit", from_start=True)
     if isinstance(server, RabbitServer):
-        with pytest.raises(
-            NoAnswerError, match=r"from_start must be left out: read the stream timer\.evt\.log"
-        ):
+        with pytest.raises(NoAnswerError, match=r"from_start must be left out: read the stream timer\.evt\.log"):
             await everything.serve()
         return
     async with everything.running():

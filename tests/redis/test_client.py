@@ -111,6 +111,28 @@ async def test_watches(server: RedisServer) -> None:
         await asyncio.wait(tasks)
 
 
+async def test_a_watch_of_all_gets_no_old_events(server: RedisServer) -> None:
+    """Not even if it joins while the events of another watch are read."""
+    async with new_client(server.url, "publisher") as publisher, TimerClient.connect(server.url) as client:
+        events = RedisPublisher(publisher, room=3)
+        for number in range(20):
+            await events.fire("before", tenant=f"other-{number}")
+
+        async def fire_for_ever() -> None:
+            while True:
+                await events.fire("now")
+
+        first = client.timers.watch("acme")
+        firing = asyncio.create_task(fire_for_ever())
+        await anext(first)
+        for _ in range(30):
+            every = client.timers.watch("*")
+            assert [(await anext(every)).about for _ in range(3)] == ["timer now"] * 3
+            await every.aclose()  # type: ignore[attr-defined]
+        firing.cancel()
+        await asyncio.wait([firing])
+
+
 def _watched(client: TimerClient, mine: list[Any], every: list[Any]) -> list[Any]:
     return [(client.timers.watch("acme"), mine), (client.timers.watch("*"), every)]
 

@@ -36,11 +36,13 @@ class Watches:
         self._stop()
 
     async def join(self, watch: Watch) -> None:
-        """See `Link.join`."""
+        """See `Link.join`. The watch counts when its places are known: until then, each stream would be a new one."""
+        keys = await self._find([watch])
+        if watch.tenant != "*":  # otherwise other watches, which read the stream, could leave meanwhile
+            keys -= self._places.keys()
+        for key, last in zip(keys, await asyncio.gather(*map(self._last, keys)), strict=True):
+            self._places.setdefault(key, last)
         self._watches.append(watch)
-        for key in await self._find([watch]) - self._places.keys():
-            last = await self._pipe.send(lambda pipeline, key=key: pipeline.xrevrange(key, count=1))  # type: ignore[misc]
-            self._places.setdefault(key, last[0][0] if last else _FIRST)
         self._restart()
 
     async def leave(self, watch: Watch) -> None:
@@ -87,7 +89,8 @@ class Watches:
                         self._give(key, fields)
                     self._places[key] = entries[-1][0]
         except ERRORS:
-            self.end()
+            if self._reading is me:
+                self.end()
 
     def _give(self, key: bytes, fields: Mapping[bytes, bytes]) -> None:
         """Give an event to the watches that want it."""
@@ -102,3 +105,9 @@ class Watches:
         if all(each.tenant != "*" for each in watches):
             return {self._stream(Kind.EVENT, each.tenant).encode() for each in watches}
         return {key async for key in self._client.scan_iter(f"{self._begin}*", count=1000, _type="STREAM")}
+
+    async def _last(self, key: bytes) -> bytes:
+        """Return the id of the last entry of a stream."""
+        found = await self._pipe.send(lambda pipeline: pipeline.xrevrange(key, count=1))
+        last: bytes = found[0][0] if found else _FIRST
+        return last
