@@ -76,9 +76,11 @@ class Watches:
         me = asyncio.current_task()
         try:
             while self._reading is me:
-                if any(each.tenant == "*" for each in self._watches):
-                    for key in await self._find(self._watches) - self._places.keys():
-                        self._places[key] = _FIRST  # it was created after the watch began
+                with keep_cancellation():
+                    streams = await self._find(self._watches)
+                if any(each.tenant == "*" for each in self._watches) and self._reading is me:
+                    new = streams - self._places.keys()  # they were created after the watch began
+                    self._places |= dict.fromkeys(new, _FIRST)
                 if not self._places:
                     await asyncio.sleep(_BLOCK_MS / 1000)
                     continue
