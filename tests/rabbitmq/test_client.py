@@ -30,6 +30,7 @@ from timer_service.client import (
     TimerApp,
     TimerClient,
 )
+from timer_service.client.rabbitmq.queue import queue_arguments
 
 T = TypeVar("T")
 DUE = datetime(2100, 1, 1, tzinfo=UTC)
@@ -265,6 +266,12 @@ async def test_a_refused_command_ends_no_watch(rabbit: RabbitHarness, peer: Rabb
         while (await take(watch)).id != "b":  # events that were fired before
             pass
         await until(lambda: answers(client))
+
+
+def test_a_queue_has_no_delivery_limit() -> None:
+    """RabbitMQ 4 has one by default. RabbitMQ 3 has none, and refuses the argument."""
+    assert queue_arguments("3.10.8") == {"x-queue-type": "quorum"}
+    assert queue_arguments("4.0.5") == {"x-queue-type": "quorum", "x-delivery-limit": -1}
 
 
 @pytest.mark.slow

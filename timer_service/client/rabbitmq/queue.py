@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import aiormq
 from aiormq.abc import DeliveredMessage
@@ -28,12 +29,17 @@ from timer_service.rabbit_client import ERRORS, reason_of
 log = logging.getLogger(__name__)
 
 _UNSETTLED = 250
-"""How many events a process may have that are not settled. Those that wait for their next attempt count too."""
+"""How many events a process takes at most. Those that wait for their next attempt count, and must block no others."""
 _AGAIN_SECONDS = 0.2
 _PASSED_ON = 5
 """How often an event without a handler here is given back at once. Later it counts as failed, so it is parked."""
 _PASS_SECONDS = 1.0
 _CLOSED = "the connection to the broker is closed"
+
+
+def queue_arguments(version: str) -> dict[str, Any]:
+    """Return the arguments of a queue. RabbitMQ 4 drops an event after 20 deliveries, unless it is told not to."""
+    return {"x-queue-type": "quorum", **({} if version.startswith("3.") else {"x-delivery-limit": -1})}
 
 
 class _Receipt:
@@ -168,7 +174,8 @@ class QueueSubscription:
         channel = await self._new_channel()
         refusal: Exception | None = None
         try:
-            await channel.queue_declare(self._queue, durable=True, arguments={"x-queue-type": "quorum"})
+            version = str(channel.connection.server_properties.get("version"))
+            await channel.queue_declare(self._queue, durable=True, arguments=queue_arguments(version))
         except (ChannelAccessRefused, ChannelPreconditionFailed) as error:  # each of them closes the channel
             refusal, channel = error, await self._new_channel()
             try:
