@@ -253,8 +253,7 @@ async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Pa
 @ON_SQLITE
 async def test_reconnect(broker: NatsServer, client: TimerClient) -> None:
     """After a restart of the broker the client works again. A `watch` from before the restart raises NoAnswerError."""
-    watching = asyncio.ensure_future(anext(client.timers.watch()))
-    await client.timers.count("acme")
+    watching = asyncio.ensure_future(anext(await begun(client, "*")))
     await broker.terminate()
     with pytest.raises(NoAnswerError, match="events may be missing"):
         await watching
