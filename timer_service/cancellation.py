@@ -1,4 +1,4 @@
-"""Libraries that swallow a cancellation."""
+"""Libraries that swallow a cancellation, or raise one that nobody wants."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,3 +16,19 @@ def keep_cancellation() -> Iterator[None]:
     yield
     if task is not None and task.cancelling() > cancellations:
         raise asyncio.CancelledError
+
+
+@contextmanager
+def own_cancellation() -> Iterator[None]:
+    """Raise ConnectionError in place of CancelledError if nobody has cancelled the current task in the block.
+
+    aiormq cancels the calls of a connection that it loses.
+    """
+    task = asyncio.current_task()
+    cancellations = 0 if task is None else task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling() > cancellations:
+            raise
+        raise ConnectionError("connection lost") from error

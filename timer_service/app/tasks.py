@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Coroutine
 from datetime import timedelta
 from typing import Any
 
+from timer_service.cancellation import own_cancellation
 from timer_service.core.due.loop import Loop, Worker
 from timer_service.core.ports.health import Health, OutageLog, RecentFailure
 from timer_service.core.service.slice import Parts
@@ -52,7 +53,8 @@ class KeptTask:
             await self._after.wait()
         while True:
             try:
-                await self._run()
+                with own_cancellation():
+                    await self._run()
             except Exception as error:
                 log.exception("task failed; starting it again", extra={"task": self.name})
                 self._failure.record(f"{self.name} failed: {error_text(error)}")

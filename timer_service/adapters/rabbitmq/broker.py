@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from aiormq.abc import AbstractChannel, DeliveredMessage
+from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused
 
-from timer_service.adapters.rabbitmq.connection import ERRORS, Connection
+from timer_service.adapters.rabbitmq.connection import Connection, Sender
 from timer_service.adapters.rabbitmq.log import RabbitLog
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.publisher import Publisher
@@ -21,6 +21,7 @@ from timer_service.core.ports.broker import PublishResult, ReceiveRequest, Reply
 from timer_service.core.ports.health import Health
 from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
 from timer_service.core.values.message import Message
+from timer_service.rabbit_client import ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,10 @@ class RabbitBroker:
         """The log of the commands."""
         self._publisher = Publisher(self._connection, names)
         requests = Connection(server, "timer-service requests", "the broker for queries and requests")
-        self._requests = TenantRequests(requests, names, SetUp(requests, names, manage=manage))
-        self._channel: AbstractChannel | None = None
-        """For replies and hints. Nothing on it is confirmed."""
+        self._reply_connection = Connection(server, "timer-service replies", "the broker for replies")
+        """Nothing else uses it, as a wrong address of a tenant lets the broker close it."""
+        self._replies, self._hints = Sender(self._reply_connection), Sender(self._connection)
+        self._requests = TenantRequests(requests, self._replies, names, SetUp(requests, names, manage=manage))
         self._on_hints: list[Callable[[str, int], None]] = []
 
     @classmethod
@@ -101,15 +103,14 @@ class RabbitBroker:
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send direct replies."""
-        await send_replies(self._connection, self._channel, replies)
+        await send_replies(self._replies, replies)
 
     async def hint(self, loop: str, at: int) -> None:
         """Send a wake-up hint to every instance."""
-        if self._channel is not None and self._connection.health.usable:
-            try:
-                await self._channel.basic_publish(b"%b %d" % (loop.encode(), at), exchange=self._names.hints)
-            except ERRORS as error:
-                log.debug("a hint was lost", extra={"reason": str(error)})
+        try:
+            await self._hints.send(b"%b %d" % (loop.encode(), at), "", exchange=self._names.hints)
+        except ERRORS as error:
+            log.debug("a hint was lost", extra={"reason": str(error)})
 
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         """Call `on_hint` for every hint of every instance. Messages that are no hints are ignored."""
@@ -123,15 +124,16 @@ class RabbitBroker:
     async def close(self) -> None:
         """Disconnect."""
         await self.log.close()
-        await self._requests.connection.close()
-        await self._connection.close()
+        for connection in (self._requests.connection, self._reply_connection, self._connection):
+            await connection.close()
 
     async def _open(self) -> None:
         await self._connection.open(self._begin)
+        await self._reply_connection.open()
         await self._set_up.prepare()
 
     async def _begin(self) -> None:
-        """Receive hints, on a new connection, and open the channel for replies and hints."""
+        """Receive hints, on a new connection."""
         channel = await self._connection.channel()
         queue = f"{self._names.hints}.{secrets.token_hex(8)}"
         try:
@@ -141,8 +143,6 @@ class RabbitBroker:
             await channel.basic_consume(queue, self._receive_hint, no_ack=True)
         except ChannelAccessRefused as error:  # without hints, timers of other instances only fire later
             log.warning("hints of other instances are not received", extra={"reason": str(error)})
-            channel = await self._connection.channel()
-        self._channel = channel
 
     async def _receive_hint(self, message: DeliveredMessage) -> None:
         """Pass a hint on."""

@@ -7,21 +7,20 @@ from contextlib import suppress
 from typing import cast
 
 import aiormq
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ProbableAuthenticationError
-from yarl import URL
+from aiormq import spec
+from aiormq.exceptions import ProbableAuthenticationError
 
 from timer_service.adapters.rabbitmq.server import Server
+from timer_service.cancellation import own_cancellation
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog, log_waiting
 from timer_service.core.values.errors import StartError
+from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 
-ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
-ANSWER_SECONDS = 5
 _OPEN_SECONDS = 10
 _RECONNECT_SECONDS = 0.2  # bounds how late timers fire after an outage
 _LOOK_SECONDS = 0.1
-_HEARTBEAT_SECONDS = 10
 
-logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs each attempt to connect as an error
+log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -52,7 +51,7 @@ class Connection:
             return Health.down("RabbitMQ blocks publishers: it has an alarm, as its memory or its disk is nearly full")
         return HEALTHY
 
-    async def open(self, prepare: Callable[[], Awaitable[None]]) -> None:
+    async def open(self, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
         """Connect, and keep connected. `prepare` is called after each connect. If it fails, that is repeated.
 
         Raises `StartError` at once if the login is refused or `prepare` raises it, and after ten seconds.
@@ -70,7 +69,8 @@ class Connection:
         """Open a channel. Raises one of `ERRORS`."""
         if self._connection is None:
             raise ConnectionError(self.last_error or "connection lost")
-        opened = await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
+        with own_cancellation():
+            opened = await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
         return cast(aiormq.Channel, opened)
 
     async def renew(self) -> None:
@@ -88,17 +88,15 @@ class Connection:
 
     async def _connect(self) -> bool:
         """Connect and prepare, once. Return whether that succeeded. Raises `StartError`."""
-        connection = await new_connection(self._server, self._name)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.connect()
-            self._connection = connection
-            if self._prepare is not None:
-                await self._prepare()
+            with own_cancellation():
+                self._connection = await self._server.connect(self._name)
+                if self._prepare is not None:
+                    await self._prepare()
         except Exception as error:
-            self._connection = None
             self.last_error = reason_of(error)
-            await connection.close()
+            await self.renew()
+            self._connection = None
             if isinstance(error, ProbableAuthenticationError):
                 raise StartError(f"the broker refuses the login (TIMER_BROKER_...): {error}") from error
             if isinstance(error, ERRORS):
@@ -136,25 +134,33 @@ class Connection:
             except TimeoutError:
                 self.blocked = True
             await asyncio.wait([closing], timeout=_LOOK_SECONDS)
-        error = None if closing.cancelled() else closing.exception()
-        self.last_error = str(error or "") or "connection lost"
+        self.last_error = why_closed(connection) or "connection lost"
 
 
-def reason_of(error: BaseException) -> str:
-    """Return what the driver says about an error."""
-    return str(error) or type(error).__name__
+def why_closed(closed: aiormq.Connection | aiormq.Channel) -> str | None:
+    """Return what the server said when it closed a connection or a channel."""
+    closing = closed.closing
+    error = closing.exception() if closing.done() and not closing.cancelled() else None
+    return None if error is None else str(error) or None
 
 
-async def new_connection(server: Server, name: str) -> aiormq.Connection:
-    """Return a connection that is not open yet, with the login of now."""
-    login = await server.login()
-    url = URL.build(
-        scheme="amqp" if login.tls is None else "amqps",
-        user=login.user,
-        password=login.password,
-        host=server.host,
-        port=server.port,
-        path="/" + server.vhost.replace("/", "%2F"),
-        query={"heartbeat": str(_HEARTBEAT_SECONDS), "name": name},
-    )
-    return aiormq.Connection(url, context=login.tls)
+class Sender:
+    """A channel for messages that are not confirmed. The next message opens it again if the broker has closed it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel: aiormq.Channel | None = None
+        self._opening = asyncio.Lock()
+
+    async def send(self, body: bytes, key: str, *, exchange: str = "", correlation_id: str | None = None) -> None:
+        """Send a message. Raises one of `ERRORS`; the message can also be lost later."""
+        if not self._connection.health.usable:
+            raise ConnectionError(self._connection.health.reason)
+        async with self._opening:
+            if (channel := self._channel) is None or channel.is_closed:
+                if channel is not None and (refusal := why_closed(channel)) is not None:
+                    log.warning("messages may be lost", extra={"reason": refusal})
+                channel = self._channel = await self._connection.channel()
+        properties = spec.Basic.Properties(correlation_id=correlation_id)
+        with own_cancellation():
+            await channel.basic_publish(body, exchange=exchange, routing_key=key, properties=properties)

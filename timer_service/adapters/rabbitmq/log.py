@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from timer_service.adapters.rabbitmq.commands import is_of, read_command
-from timer_service.adapters.rabbitmq.connection import reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS, FIRST, LAST, Chunk, StreamConnection, at_offset, at_time
@@ -25,6 +24,7 @@ from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
 from timer_service.core.values.message import Position
 from timer_service.core.values.raw_command import RawCommand
+from timer_service.rabbit_client import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class RabbitLog:
             opening = await self._find_opening(connection, cursor)
             if not await connection.is_bound_to(exchange := self._names.exchange(Kind.COMMAND)):
                 raise StartError(f"stream {self._name} gets no commands: bind it to exchange {exchange} with the key #")
-            await self._follow(connection, opening.cursor)
+            await self._follow(connection, opening)
         except ERRORS as error:
             raise LogUnavailableError(self._text(error)) from error
         self._epoch, self._broken, self._only = opening.cursor.epoch, connection.lost, ("", 0)
@@ -211,12 +211,13 @@ class RabbitLog:
         found = await connection.look(at_offset(cursor.sequence - 1))
         return found is not None and found.stored_at == cursor.stored_at, False
 
-    async def _follow(self, connection: StreamConnection, cursor: LogCursor) -> None:
-        """Let the broker send what is behind a cursor, a chunk first.
+    async def _follow(self, connection: StreamConnection, opening: Opening) -> None:
+        """Let the broker send what is behind the cursor of an opening, a chunk first.
 
         In another log, the times of two brokers' clocks are compared. So it begins earlier rather than later.
         """
-        self._asked, self._next = 1, cursor.sequence
+        cursor = opening.cursor
+        self._asked, self._next = 1, cursor.sequence + opening.removed
         if cursor.sequence:
             where = at_offset(cursor.sequence)
         else:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from aiormq import Channel, spec
@@ -18,13 +19,14 @@ from pamqp.exceptions import PAMQPException
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection, reason_of
+from timer_service.adapters.rabbitmq.connection import Connection
 from timer_service.adapters.rabbitmq.names import Names, write_key
 from timer_service.core.ports.broker import PUBLISHED, TRANSIENT, PublishResult, PublishStatus
 from timer_service.core.ports.turns import Turns
 from timer_service.core.values.address import MAX_MESSAGE_BYTES, Address, Kind
 from timer_service.core.values.message import Message
 from timer_service.core.values.parts import split
+from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 
 Confirm = asyncio.Future[object]
 
@@ -165,6 +167,7 @@ def _encode(message: Message, exchange: str, channel: Channel) -> bytes:
         headers=dict(message.headers),
         delivery_mode=_PERSISTENT,
         content_type="application/json",
+        timestamp=datetime.now(UTC),
     )
     most, number = channel.max_content_size, channel.number
     header = marshal(ContentHeader(body_size=len(message.body), properties=properties), number)

@@ -1,13 +1,13 @@
 """The connection for the queries and requests of tenants. A flood of them does not delay commands and events."""
 
 import logging
+from base64 import b64decode
 from collections.abc import Collection, Sequence
 
-from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from timer_service.adapters.rabbitmq.commands import read_reply_address, was_published_to, write_reply_address
-from timer_service.adapters.rabbitmq.connection import ERRORS, Connection, reason_of
+from timer_service.adapters.rabbitmq.connection import Connection, Sender
 from timer_service.adapters.rabbitmq.names import Names, read_key
 from timer_service.adapters.rabbitmq.set_up import SetUp
 from timer_service.core.intake.replies import may_reply_to
@@ -15,22 +15,25 @@ from timer_service.core.ports.broker import ReceiveRequest, Replies, Reply, Requ
 from timer_service.core.ports.health import Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
+from timer_service.rabbit_client import ERRORS, reason_of
 
 log = logging.getLogger(__name__)
 
-REPLY_PREFIXES = ("amq.rabbitmq.reply-to.",)
+_DIRECT = "amq.rabbitmq.reply-to."
+REPLY_PREFIXES = (_DIRECT,)
 
 
 class TenantRequests:
     """A `core.ports.broker.RequestSubscription` for queries and requests."""
 
-    def __init__(self, connection: Connection, names: Names, set_up: SetUp) -> None:
+    def __init__(self, connection: Connection, replies: Sender, names: Names, set_up: SetUp) -> None:
         self.connection = connection
         self._names = names
         self._set_up = set_up
         self._served: dict[Kind, tuple[Collection[str], ReceiveRequest]] = {}
         self._consumers: dict[Kind, str] = {}
         self._channel: AbstractChannel | None = None
+        self._replies = replies
 
     @property
     def health(self) -> Health:
@@ -52,9 +55,7 @@ class TenantRequests:
 
     async def reply(self, replies: Replies) -> None:
         """Send replies. They are lost while the connection is lost or blocked."""
-        await send_replies(
-            self.connection, self._channel, [Reply(each.reply_to, reply.body) for each, reply in replies]
-        )
+        await send_replies(self._replies, [Reply(each.reply_to, reply.body) for each, reply in replies])
 
     async def close(self) -> None:
         """Stop taking requests of workers."""
@@ -104,17 +105,27 @@ class TenantRequests:
                     await self.reply(refused)
 
 
-async def send_replies(connection: Connection, channel: AbstractChannel | None, replies: Sequence[Reply]) -> None:
+async def send_replies(sender: Sender, replies: Sequence[Reply]) -> None:
     """Send replies to their addresses. Nothing is raised; they are lost while the connection is lost or blocked."""
-    if channel is None or not connection.health.usable:
-        return
     try:
         for reply in replies:
             to, correlation_id = read_reply_address(reply.to)
-            await channel.basic_publish(
-                reply.body,
-                routing_key=to,
-                properties=spec.Basic.Properties(correlation_id=correlation_id),
-            )
+            if is_direct_reply(to):
+                await sender.send(reply.body, to, correlation_id=correlation_id)
     except ERRORS as error:
         log.warning("could not send replies", extra={"count": len(replies), "reason": reason_of(error)})
+
+
+def is_direct_reply(address: str) -> bool:
+    """Return whether the broker has made an address of direct replies: its prefix, a process of Erlang, and a key.
+
+    Most others with the prefix let the broker fail, and close the connection.
+    """
+    process, _, key = address.removeprefix(_DIRECT).partition(".")
+    try:
+        found = b64decode(process, validate=True)
+        b64decode(key, validate=True)
+    except ValueError:
+        return False
+    width = {b"\x83Xd": 2, b"\x83Xv": 2, b"\x83Xw": 1}.get(found[:3])  # a process, and how its node is written
+    return width is not None and len(found) == 3 + width + int.from_bytes(found[3 : 3 + width], "big") + 12

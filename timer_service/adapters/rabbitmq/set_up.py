@@ -16,12 +16,14 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
 )
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, Connection, reason_of
+from timer_service.adapters.rabbitmq.connection import Connection
 from timer_service.adapters.rabbitmq.names import Names
+from timer_service.cancellation import own_cancellation
 from timer_service.core.due.loop import Pass
 from timer_service.core.ports.health import HEALTHY, Health, OutageLog
 from timer_service.core.values.address import MAX_MESSAGE_BYTES, Kind
 from timer_service.core.values.errors import StartError
+from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ _REQUESTS = {"x-message-ttl": 10_000, "x-max-length": 10_000}
 """The settings of a queue of requests. A client does not wait longer."""
 _AWAY = "home node"
 """What RabbitMQ says about a queue for some time after its start, although the queue is there."""
+_TYPES = "arg 'type'", "arg 'x-queue-type'"
+"""What RabbitMQ says of an exchange or a queue that exists with another type."""
 _AGAIN_MS = 1000
 _WAIT_SECONDS = 0.2
 _OTHER_DATABASE = (
@@ -48,13 +52,16 @@ class SetUp:
         self._manage = manage
 
     async def prepare(self) -> None:
-        """Prepare all streams, at the start. Raises `StartError`, after some time if the broker does not answer."""
+        """Prepare all streams, at the start. Raises `StartError`, after some time if the broker does not answer.
+
+        The size is checked last: with an alarm, the broker reads nothing behind the first message.
+        """
         give_up_at = asyncio.get_running_loop().time() + ANSWER_SECONDS
         while True:
             try:
-                await self._check_size()
                 for kind in _MAX_AGE:
                     await self.prepare_stream(kind)
+                await self._check_size()
             except ERRORS as error:
                 if isinstance(error, ChannelAccessRefused) or asyncio.get_running_loop().time() > give_up_at:
                     raise StartError(f"RabbitMQ cannot be used: {reason_of(error)}") from error
@@ -97,12 +104,19 @@ class SetUp:
                 log.warning("the log of commands is not claimed for this database", extra={"reason": str(error)})
 
     async def _check_size(self) -> None:
-        """Raise `StartError` if the broker refuses the largest event, by a message that no queue gets."""
+        """Raise `StartError` if the broker refuses the largest event, by a message that no queue gets.
+
+        While the broker blocks publishers, it does not say.
+        """
         async with self._channel(confirms=True) as channel:
             try:
-                await channel.basic_publish(bytes(MAX_MESSAGE_BYTES), routing_key=f"{self._names.prefix}.nobody")
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await channel.basic_publish(bytes(MAX_MESSAGE_BYTES), routing_key=f"{self._names.prefix}.nobody")
             except ChannelPreconditionFailed as error:
                 raise StartError(f"{error}: set max_message_size of RabbitMQ to {MAX_MESSAGE_BYTES} or more") from error
+            except TimeoutError:
+                if not self._connection.blocked:
+                    raise
 
     async def _prepare(self, exchange: str, kind: str, queue: str = "", settings: dict[str, Any] | None = None) -> bool:
         """Prepare an exchange of a kind, and a queue bound to it. Return whether the queue was created."""
@@ -121,28 +135,37 @@ class SetUp:
     async def _create(self, declare: Callable[[AbstractChannel, dict[str, Any]], Awaitable[object]]) -> bool:
         """Create an exchange or a queue, unless it exists. Return whether it was created.
 
-        Raises `StartError` if it does not exist and may not be created.
+        Raises `StartError` if it does not exist and may not be created, or if it is of another type. It may have other
+        settings.
         """
         try:
             async with self._channel() as channel:
                 await declare(channel, {"passive": True, "timeout": ANSWER_SECONDS})
+            exists = True
         except ChannelNotFoundEntity as error:
             if _AWAY in str(error):
                 raise TimeoutError(str(error)) from error
             if not self._manage:
                 raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None
-        else:
-            return False
-        async with self._channel() as channel:
-            await declare(channel, {"durable": True, "timeout": ANSWER_SECONDS})
-        return True
+            exists = False
+        try:
+            async with self._channel() as channel:
+                await declare(channel, {"durable": True, "timeout": ANSWER_SECONDS})
+        except ChannelAccessRefused:
+            if not exists:
+                raise
+        except ChannelPreconditionFailed as error:
+            if any(each in str(error) for each in _TYPES):
+                raise
+        return not exists
 
     @asynccontextmanager
     async def _channel(self, *, confirms: bool = False) -> AsyncIterator[AbstractChannel]:
         """Open a channel for one step. An error of the broker closes it."""
         channel = await self._connection.channel(confirms=confirms)
         try:
-            yield channel
+            with own_cancellation():
+                yield channel
         finally:
             with suppress(ChannelClosed, *ERRORS):
                 await channel.close()
@@ -162,6 +185,7 @@ class StreamUpkeep:
         self._names = names
         self._set_up = set_up
         self._outages = {kind: OutageLog(part=f"stream {names.stream(kind)}", quiet_seconds=0) for kind in _MAX_AGE}
+        self._requests = OutageLog(part="the exchanges of requests and hints", quiet_seconds=0)
         self._checked = dict.fromkeys(_MAX_AGE, HEALTHY)
 
     @property
@@ -179,6 +203,7 @@ class StreamUpkeep:
         """Check every stream once, if the broker answers. Check again soon while one has a problem."""
         if self._connection.health.usable:
             checked = await asyncio.gather(*map(self._check, _MAX_AGE))
+            await self._restore_requests()
             if self._connection.health.usable:  # otherwise a check without an answer shows nothing about the stream
                 self._checked = dict(zip(_MAX_AGE, checked, strict=True))
         for kind, health in self.health.items():
@@ -188,6 +213,17 @@ class StreamUpkeep:
                 self._outages[kind].record_failure(health.reason)
         well = all(health.reason is None for health in self.health.values())
         return Pass(0, None if well else now + _AGAIN_MS)
+
+    async def _restore_requests(self) -> None:
+        """Create the exchanges and queues of requests and hints again if they were deleted."""
+        try:
+            for kind in (Kind.QUERY, Kind.REQUEST):
+                await self._set_up.prepare_requests(kind)
+            await self._set_up.prepare_hints()
+        except (StartError, *ERRORS) as error:
+            self._requests.record_failure(reason_of(error))
+        else:
+            self._requests.record_success()
 
     async def _check(self, kind: Kind) -> Health:
         """Prepare one stream as at the start, and return its health."""

@@ -74,9 +74,13 @@ class StreamConnection:
         """Connect. Raises one of `ERRORS`."""
         login = await server.login()
         async with asyncio.timeout(_ANSWER_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                server.host, server.stream_port, ssl=login.tls, limit=_FRAME_BYTES
-            )
+            try:
+                reader, writer = await asyncio.open_connection(
+                    server.host, server.stream_port, ssl=login.tls, limit=_FRAME_BYTES
+                )
+            except OSError as error:
+                where = f"{server.host}:{server.stream_port} (stream_port of TIMER_BROKER_URL)"
+                raise ConnectionError(f"{error}: is {where} the port of the plugin rabbitmq_stream?") from error
         self = cls(reader, writer, stream)
         try:
             await self._ask(schema.PeerProperties, properties=[schema.Property("connection_name", "timer-service")])
@@ -217,10 +221,16 @@ class StreamConnection:
 
 
 def _split(frame: bytes, entries: int, records: int) -> Sequence[bytes]:
-    """Return the messages of a delivery. A publisher of the stream protocol can put several into an entry."""
+    """Return the messages of a delivery. A publisher of the stream protocol can put several into an entry.
+
+    They are empty if such an entry cannot be read, as its compression is one that rstream has not.
+    """
     if entries != records:
-        decoded: Any = decode_frame(frame)
-        several: list[bytes] = decoded.get_messages()
+        try:
+            decoded: Any = decode_frame(frame)
+            several: list[bytes] = decoded.get_messages()
+        except Exception:  # noqa: BLE001 - whatever it is, the commands behind must be read
+            several = [b""] * records
         return several
     messages = []
     at = _CHUNK.size

@@ -7,7 +7,6 @@ from functools import partial
 from aiormq import Connection
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
-from timer_service.adapters.rabbitmq.connection import ANSWER_SECONDS, ERRORS, new_connection, reason_of
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
 from timer_service.adapters.rabbitmq.stream import ERRORS as STREAM_ERRORS
@@ -19,6 +18,7 @@ from timer_service.client.lookup import url_without_login
 from timer_service.config import Config
 from timer_service.core.values.address import Kind
 from timer_service.core.values.errors import StartError
+from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 
 _KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _OLDEST, _NEWEST = (3, 10), (4, 0)
@@ -42,10 +42,8 @@ async def check_rabbitmq(config: Config) -> Sequence[Finding | Skew]:
     """Connect, and check the server, its exchanges, queues and streams, its alarms, and who reads."""
     try:
         server = Server(config.broker_url, partial(login_options, config))
-        connection = await new_connection(server, "timer-service-doctor")
+        connection = await server.connect("timer-service-doctor")
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.connect()
             return [finding async for finding in _check_connected(connection, server, config)]
         finally:
             await connection.close()
