@@ -109,8 +109,8 @@ class RabbitServer(Server):
         It loses those that were created in the second before it is killed.
         """
         names = list((self._folder / "mnesia").glob("*/*/*/names.dets"))
-        assert names
-        await until(lambda: time.time() - max(each.stat().st_mtime for each in names) > 1, pause=0.1)
+        begun = time.time()  # a change may be written only later
+        await until(lambda: time.time() - max(begun, *(each.stat().st_mtime for each in names)) > 1, pause=0.1)
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""

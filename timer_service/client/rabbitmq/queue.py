@@ -113,8 +113,10 @@ class QueueSubscription:
         if self._consumer.from_start:
             raise NoAnswerError(f"from_start must be left out: read the stream {self._exchange}.log instead")
         try:
-            await self._begin()
+            await self._link.run(self._begin())
         except ERRORS as error:
+            if self._link.is_closed:
+                raise NoAnswerError(_CLOSED) from error
             raise NoAnswerError(f"{self} cannot be used: {reason_of(error)}") from error
         self._link.on_lost.append(self._arrived.set)
         self._keeping = asyncio.create_task(self._keep())
