@@ -30,13 +30,13 @@ async def statuses(rabbit: RabbitHarness, messages: Sequence[Message]) -> list[P
 
 
 async def test_memory_alarm(rabbit: RabbitHarness) -> None:
-    """While the server has a memory alarm, it is full and says so, and replies do not wait. Afterwards it is well."""
+    """While the server has a memory alarm, it is full and says so, and replies wait 5 s. Afterwards it is well."""
     inbox = await rabbit.inbox()
     async with memory_alarm(rabbit.server):
         first = await statuses(rabbit, [event(1)])
         second = await rabbit.broker.publish([event(2)] * 3)
         health, streams = rabbit.broker.health, rabbit.broker.streams.health
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             await rabbit.broker.reply([Reply(inbox.address, b"x" * 1_000_000)] * 20)
             await rabbit.broker.streams.tick(0)
     await until(lambda: rabbit.broker.health == HEALTHY)
@@ -151,16 +151,75 @@ async def test_permissions(rabbit: RabbitHarness) -> None:
         await rabbit.connect(url=url.replace("guest:guest", "guest:wrong"))
     name = f"user-{rabbit.prefix}"
     await asyncio.to_thread(rabbit.server.ctl, "add_user", name, "secret")
-    await (await rabbit.user.channel()).queue_delete(f"{rabbit.prefix}.evt.log")
     login = {"user": name, "password": "secret"}
-    for write, refused in (
-        (f"{rabbit.prefix}.*", "exchange 'amq.default'"),
-        (".*", f"queue '{rabbit.prefix}.evt.log'"),
-    ):
-        await asyncio.to_thread(rabbit.server.ctl, "set_permissions", name, "^$", write, ".*")
+    name_of_events = f"{rabbit.prefix}.evt.log"
+    for configure, refused in ((f"{rabbit.prefix}.*", "exchange 'amq.default'"), ("^$", f"queue '{name_of_events}'")):
+        write = f"{rabbit.prefix}.*"
+        await asyncio.to_thread(rabbit.server.ctl, "set_permissions", name, configure, write, ".*")
         refusal = f"ACCESS_REFUSED - (write )?access to {re.escape(refused)} .* refused for user"
         with pytest.raises(StartError, match=refusal):
             await RabbitBroker.connect(url, rabbit.prefix, login=lambda: login, manage_streams=True)
+        await (await rabbit.user.channel()).queue_delete(name_of_events)
+
+
+@pytest.mark.parametrize(("part", "wrong"), [("exchange", "fanout"), ("queue", "none")])
+async def test_wrong_type(rabbit: RabbitHarness, part: str, wrong: str) -> None:
+    """An exchange or a stream that exists with another type is refused at the start, with the words of the server."""
+    channel = await rabbit.user.channel()
+    if part == "exchange":
+        await channel.exchange_delete(f"{rabbit.prefix}.evt")
+        await channel.declare_exchange(f"{rabbit.prefix}.evt", "fanout", durable=True)
+    else:
+        await channel.queue_delete(f"{rabbit.prefix}.evt.log")
+        await channel.declare_queue(f"{rabbit.prefix}.evt.log", durable=True)
+    with pytest.raises(StartError, match=rf"{rabbit.prefix}\.evt.*type.*current is .*{wrong}"):
+        await rabbit.connect()
+
+
+async def test_start_at_an_alarm(rabbit: RabbitHarness) -> None:
+    """A start while the server blocks publishers succeeds. The service says why it is not ready."""
+    async with memory_alarm(rabbit.server):
+        started = await rabbit.connect()
+        assert "alarm" in str(started.health.reason)
+    await until(lambda: started.health == HEALTHY)
+    assert (await started.publish([event(1)]))[0].status is P
+
+
+async def reply_for_ever(broker: RabbitBroker, reply: Reply) -> None:
+    """Send a reply again and again: it is lost while the connection is."""
+    while True:
+        await broker.reply([reply])
+        await asyncio.sleep(0.05)
+
+
+async def test_address_that_the_broker_has_not_made(rabbit: RabbitHarness) -> None:
+    """A reply to a wrong address, or one that lets the server fail, disturbs neither other replies nor events."""
+    inbox = await rabbit.inbox()
+    crashes = "g1h3A2FiYwAAAAAAAAAAAAAAAA==.AAAA"  # a process of a node that is unknown
+    for wrong in ("my.client", "AAAA.x", "g1gA.AAAA", crashes):
+        await rabbit.broker.reply([Reply(f"amq.rabbitmq.reply-to.{wrong}", b"wrong")])
+    assert await statuses(rabbit, [event(1)]) == [P]
+    await until(lambda: rabbit.broker.health == HEALTHY)
+    replying = asyncio.create_task(reply_for_ever(rabbit.broker, Reply(inbox.address, b"right")))
+    assert await inbox.next() == b"right"
+    replying.cancel()
+    assert rabbit.broker.outages == 0
+
+
+async def test_exchanges_deleted_while_running(rabbit: RabbitHarness) -> None:
+    """The exchanges of hints and of queries are created again. Meanwhile replies go on."""
+    await rabbit.broker.serve(Kind.QUERY, ["get-timer"], Echo().receive)
+    inbox = await rabbit.inbox()
+    channel = await rabbit.user.channel()
+    for name in ("wake", "qry"):
+        await channel.exchange_delete(f"{rabbit.prefix}.{name}")
+    await rabbit.broker.hint("timers", 7)
+    await rabbit.broker.reply([Reply(inbox.address, b"done")])
+    assert await inbox.next() == b"done"
+    await rabbit.broker.streams.tick(0)
+    assert await rabbit.request(Kind.QUERY, "get-timer", "acme", b"1") == QueryReply(b"1")
+    await rabbit.broker.hint("timers", 8)
+    assert rabbit.broker.outages == 0
 
 
 async def test_size_limit_of_the_server(rabbit: RabbitHarness) -> None:

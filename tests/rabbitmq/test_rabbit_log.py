@@ -6,6 +6,7 @@ from typing import Any
 import aio_pika
 import pytest
 from rstream import CompressionType, Producer
+from rstream.compression import GzipCompressionCodec, StreamCompressionCodecs
 
 from tests.harness.builders import command_address
 from tests.harness.log_caller import LogCaller
@@ -169,3 +170,27 @@ async def test_publisher_of_the_stream_protocol(rabbit: RabbitHarness) -> None:
         assert (await caller.read()).commands
     found = {each.body for each in caller.commands if each.address.tenant == ""}
     assert found >= {b"text", b"several", b"in one"}
+
+
+class ZstdCodec(GzipCompressionCodec):
+    """Says that its messages are compressed in a way that rstream has not."""
+
+    def compression_type(self) -> int:
+        return CompressionType.Zstd.value
+
+
+async def test_compression_that_cannot_be_read(rabbit: RabbitHarness) -> None:
+    """Messages in a compression that cannot be read are invalid commands. Those behind are read."""
+    server = Server(rabbit.server.url)
+    login = await server.login()
+    codecs = StreamCompressionCodecs.available_compress_codecs
+    codecs[CompressionType.Zstd] = ZstdCodec()
+    try:
+        async with Producer(server.host, server.stream_port, username=login.user, password=login.password) as producer:
+            stream = rabbit.broker.streams.name(Kind.COMMAND)
+            await producer.send_sub_entry(stream, [b"several", b"in one"], CompressionType.Zstd)
+    finally:
+        del codecs[CompressionType.Zstd]
+    await send(rabbit, "a")
+    caller = await opened(rabbit)
+    assert await caller.read_until("a") == ["", "", "a"]

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from timer_service.cancellation import keep_cancellation
+import pytest
+
+from timer_service.cancellation import keep_cancellation, own_cancellation
 from timer_service.core.ports.completion import run_to_completion
 
 
@@ -54,3 +56,22 @@ async def test_step_of_a_task_that_is_cancelled_again_and_again() -> None:
     may_end.set()
     await asyncio.wait([task])
     assert (task.cancelled(), ends) == (True, ["step", "task"])
+
+
+async def test_cancellation_of_a_driver() -> None:
+    """A cancellation that a driver raises is a lost connection. The one of the task itself stays."""
+    with pytest.raises(ConnectionError), own_cancellation():
+        raise asyncio.CancelledError
+
+    async def wait() -> None:
+        with own_cancellation():
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    with pytest.raises(TimeoutError), own_cancellation():
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()

@@ -163,4 +163,5 @@ class Sender:
                 channel = self._channel = await self._connection.channel()
         properties = spec.Basic.Properties(correlation_id=correlation_id)
         with own_cancellation():
-            await channel.basic_publish(body, exchange=exchange, routing_key=key, properties=properties)
+            async with asyncio.timeout(ANSWER_SECONDS):  # at an alarm, it waits
+                await channel.basic_publish(body, exchange=exchange, routing_key=key, properties=properties)
