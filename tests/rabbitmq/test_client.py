@@ -30,7 +30,6 @@ from timer_service.client import (
     TimerApp,
     TimerClient,
 )
-from timer_service.client.rabbitmq.queue import queue_arguments
 
 T = TypeVar("T")
 DUE = datetime(2100, 1, 1, tzinfo=UTC)
@@ -270,10 +269,30 @@ async def test_a_refused_command_ends_no_watch(rabbit: RabbitHarness, peer: Rabb
         await until(lambda: answers(client))
 
 
-def test_a_queue_has_no_delivery_limit() -> None:
-    """RabbitMQ 4 has one by default. RabbitMQ 3 has none, and refuses the argument."""
-    assert queue_arguments("3.10.8") == {"x-queue-type": "quorum"}
-    assert queue_arguments("4.0.5") == {"x-queue-type": "quorum", "x-delivery-limit": -1}
+async def test_an_event_that_is_given_back_often(rabbit: RabbitHarness, peer: RabbitPeer) -> None:
+    """An event that is given back 25 times is still there, although RabbitMQ 4 has a limit of 20 by default."""
+    tenant = rabbit.prefix
+    async with connect(rabbit) as client:
+        deliveries = client.consume(tenant, "orders")
+        taking = asyncio.create_task(take(deliveries))
+        await until(lambda: has(rabbit, "consumers", 1))
+        await peer.fire("a", tenant=tenant)
+        delivery = await taking
+        for _ in range(25):
+            await delivery.retry()
+            delivery = await take(deliveries)
+        assert delivery.attempt == 26
+        await delivery.ack()
+        await deliveries.aclose()
+
+
+async def test_a_queue_of_another_type(rabbit: RabbitHarness) -> None:
+    """A classic queue counts no attempts, so it is refused."""
+    channel = await rabbit.user.channel()
+    queue = await channel.declare_queue(f"{rabbit.prefix}.orders", durable=True)
+    async with connect(rabbit) as client:
+        with pytest.raises(NoAnswerError, match=f"the queue {queue.name} must be a quorum queue"):
+            await take(client.consume(rabbit.prefix, "orders"))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ export async function connect(url, tenant, eventType) {
   );
 
   const queue = `${tenant}.billing`;
-  await channel.assertQueue(queue, { durable: true, arguments: { "x-queue-type": "quorum" } });
+  await channel.assertQueue(queue, { durable: true, arguments: { "x-queue-type": "quorum", "x-delivery-limit": 1e9 } });
   for (const key of [`${tenant}.${eventType}`, `${tenant}.${eventType}.*`]) {
     await channel.bindQueue(queue, "timer.evt", key);
   }

@@ -37,9 +37,8 @@ _PASS_SECONDS = 1.0
 _CLOSED = "the connection to the broker is closed"
 
 
-def queue_arguments(version: str) -> dict[str, Any]:
-    """Return the arguments of a queue. RabbitMQ 4 drops an event after 20 deliveries, unless it is told not to."""
-    return {"x-queue-type": "quorum", **({} if version.startswith("3.") else {"x-delivery-limit": -1})}
+_ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}
+"""Those of a queue. RabbitMQ 4 drops an event after 20 deliveries without a limit, and 3.10 at once with none (-1)."""
 
 
 class _Receipt:
@@ -176,9 +175,10 @@ class QueueSubscription:
         channel = await self._new_channel()
         refusal: Exception | None = None
         try:
-            version = str(channel.connection.server_properties.get("version"))
-            await channel.queue_declare(self._queue, durable=True, arguments=queue_arguments(version))
+            await channel.queue_declare(self._queue, durable=True, arguments=_ARGUMENTS)
         except (ChannelAccessRefused, ChannelPreconditionFailed) as error:  # each of them closes the channel
+            if "'x-queue-type'" in str(error):  # no other one counts the attempts
+                raise NoAnswerError(f"{self} must be a quorum queue: delete it, or use another name") from error
             refusal, channel = error, await self._new_channel()
             try:
                 await channel.queue_declare(self._queue, passive=True)

@@ -108,7 +108,12 @@ class RedisLink(NumberedLink):
                 pass
             else:
                 return
-        await add(self._keys.stream(kind, tenant))
+        own = self._keys.stream(kind, tenant)
+        try:
+            await add(own)
+        except NoPermissionError as error:
+            text = f"this login may publish to neither {self._keys.stream(kind)} nor {own}: is {tenant} its tenant?"
+            raise NoPermissionError(text) from error
         self._fenced.add((kind, tenant))
 
     async def _receive_replies(self) -> None:
@@ -116,10 +121,12 @@ class RedisLink(NumberedLink):
         try:
             await self._receive()
         except NoPermissionError:
-            if self._pattern == self._wide_pattern:
-                raise
             self._pattern = self._wide_pattern
-            await self._receive()
+            try:
+                await self._receive()
+            except NoPermissionError as error:
+                text = f"this login may not subscribe to {self._pattern}: is inbox_prefix its tenant?"
+                raise NoPermissionError(text) from error
 
     async def _receive(self) -> None:
         """Receive replies until the connection is lost: without any message, the server must answer a ping."""
