@@ -114,7 +114,7 @@ async def test_most_fields(fields: int, faults: int) -> None:
 
 
 async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands. Headers count too."""
+    """Other tasks run before each command of 64 KiB, and after about 64 KiB of small commands. Headers count too."""
     monkeypatch.setattr(turns_module, "LONG_SECONDS", math.inf)  # a pause on a slow machine has many turns
 
     async def measured(batch: list[RawCommand]) -> int:
@@ -123,5 +123,5 @@ async def test_other_tasks_run_between_large_commands(monkeypatch: pytest.Monkey
             return turns()
 
     assert await measured([raw_command(b'"' + b"x" * 70_000 + b'"')] * 10) >= 10
-    assert 10 <= await measured([raw_command(schedule_timer(data="x" * 900))] * 1000) <= 30
+    assert 10 <= await measured([raw_command(schedule_timer(data="x" * 900))] * 1000) <= 100
     assert await measured([raw_command(b"", headers=HEADERS)] * 10) >= 9
