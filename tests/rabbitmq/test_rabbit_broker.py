@@ -207,8 +207,10 @@ async def test_address_that_the_broker_has_not_made(rabbit: RabbitHarness) -> No
 
 
 async def test_exchanges_deleted_while_running(rabbit: RabbitHarness) -> None:
-    """The exchanges of hints and of queries are created again. Meanwhile replies go on."""
+    """The exchanges of hints and of queries are created again, with what is bound to them. Meanwhile replies go on."""
     await rabbit.broker.serve(Kind.QUERY, ["get-timer"], Echo().receive)
+    notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await rabbit.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
     inbox = await rabbit.inbox()
     channel = await rabbit.user.channel()
     for name in ("wake", "qry"):
@@ -219,6 +221,8 @@ async def test_exchanges_deleted_while_running(rabbit: RabbitHarness) -> None:
     await rabbit.broker.streams.tick(0)
     assert await rabbit.request(Kind.QUERY, "get-timer", "acme", b"1") == QueryReply(b"1")
     await rabbit.broker.hint("timers", 8)
+    async with asyncio.timeout(10):
+        assert await notified.get() == ("timers", 8)
     assert rabbit.broker.outages == 0
 
 

@@ -135,11 +135,11 @@ class RabbitBroker:
     async def _begin(self) -> None:
         """Receive hints, on a new connection."""
         channel = await self._connection.channel()
-        queue = f"{self._names.hints}.{secrets.token_hex(8)}"
+        channel.on_consumer_cancel_callbacks.add(self._connection.renew)
+        queue = self._set_up.hint_queue = f"{self._names.hints}.{secrets.token_hex(8)}"
         try:
-            await self._set_up.prepare_hints()
             await channel.queue_declare(queue, exclusive=True, auto_delete=True)
-            await channel.queue_bind(queue, self._names.hints)
+            await self._set_up.prepare_hints()
             await channel.basic_consume(queue, self._receive_hint, no_ack=True)
         except ChannelAccessRefused as error:  # without hints, timers of other instances only fire later
             log.warning("hints of other instances are not received", extra={"reason": str(error)})

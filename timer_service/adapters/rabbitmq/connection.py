@@ -73,8 +73,8 @@ class Connection:
             opened = await self._connection.channel(publisher_confirms=confirms, timeout=ANSWER_SECONDS)
         return cast(aiormq.Channel, opened)
 
-    async def renew(self) -> None:
-        """Disconnect, to connect again."""
+    async def renew(self, _frame: object = None) -> None:
+        """Disconnect, to connect again. So a queue is created again whose consumer the broker has ended."""
         if self._connection is not None:
             await self._connection.close()
 

@@ -70,7 +70,7 @@ class TenantRequests:
     async def _begin(self) -> None:
         """Receive what is served, on a new connection."""
         channel = await self.connection.channel()
-        channel.on_consumer_cancel_callbacks.add(self._renew)
+        channel.on_consumer_cancel_callbacks.add(self.connection.renew)
         for kind in self._served:
             await self._consume(channel, kind)
         self._channel = channel
@@ -81,10 +81,6 @@ class TenantRequests:
 
         queue = await self._set_up.prepare_requests(kind)
         self._consumers[kind] = (await channel.basic_consume(queue, receive, no_ack=True)).consumer_tag or ""
-
-    async def _renew(self, _frame: object) -> None:
-        """Connect again, because the broker has ended a subscription: its queue was deleted."""
-        await self.connection.renew()
 
     async def _receive(self, kind: Kind, message: DeliveredMessage) -> None:
         """Pass a query or a request on, and send the refusals."""

@@ -50,6 +50,8 @@ class SetUp:
         self._connection = connection
         self._names = names
         self._manage = manage
+        self.hint_queue = ""
+        """The queue of hints on the connection as it is now."""
 
     async def prepare(self) -> None:
         """Prepare all streams, at the start. Raises `StartError`, after some time if the broker does not answer.
@@ -84,8 +86,10 @@ class SetUp:
         return name
 
     async def prepare_hints(self) -> None:
-        """Prepare the exchange of hints."""
+        """Prepare the exchange of hints, and bind the queue to it: whoever deletes an exchange deletes its bindings."""
         await self._prepare(self._names.hints, "fanout")
+        async with self._channel() as channel:
+            await channel.queue_bind(self.hint_queue, self._names.hints, timeout=ANSWER_SECONDS)
 
     async def claim(self, owner: str) -> None:
         """Claim the log of commands for a database, with a queue that has its identity as a setting.
