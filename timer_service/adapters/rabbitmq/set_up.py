@@ -171,7 +171,7 @@ class SetUp:
             with own_cancellation():
                 yield channel
         finally:
-            with suppress(ChannelClosed, *ERRORS):
+            with suppress(ChannelClosed, *ERRORS), own_cancellation():
                 await channel.close()
 
 
