@@ -41,6 +41,20 @@ async def test_missing_parts(rabbit: RabbitHarness) -> None:
     assert f"is not bound to exchange {rabbit.prefix}.evt" in unbound.message
 
 
+async def test_wrong_types(rabbit: RabbitHarness) -> None:
+    """An exchange and a stream that exist with another type are named, with the words of the server."""
+    channel = await rabbit.user.channel()
+    await channel.exchange_delete(f"{rabbit.prefix}.evt")
+    await channel.declare_exchange(f"{rabbit.prefix}.evt", "fanout", durable=True)
+    await channel.queue_delete(f"{rabbit.prefix}.cmd.log")
+    await channel.declare_queue(f"{rabbit.prefix}.cmd.log", durable=True)
+    found = await check(rabbit)
+    exchange, queue = found[f"exchange {rabbit.prefix}.evt"], found[f"queue {rabbit.prefix}.cmd.log"]
+    assert (exchange.status, queue.status) == (Status.FAIL, Status.FAIL)
+    assert "current is 'fanout'" in exchange.message
+    assert "x-queue-type" in queue.message
+
+
 async def test_stream_port(rabbit: RabbitHarness) -> None:
     """A wrong stream port is named: without it, the service reads no commands."""
     port = unused_port()

@@ -159,7 +159,7 @@ class SetUp:
             if not exists:
                 raise
         except ChannelPreconditionFailed as error:
-            if any(each in str(error) for each in _TYPES):
+            if is_of_another_type(error):
                 raise
         return not exists
 
@@ -173,6 +173,11 @@ class SetUp:
         finally:
             with suppress(ChannelClosed, *ERRORS), own_cancellation():
                 await channel.close()
+
+
+def is_of_another_type(error: ChannelPreconditionFailed) -> bool:
+    """Return whether an exchange or a queue could not be created because it exists with another type."""
+    return any(each in str(error) for each in _TYPES)
 
 
 class StreamUpkeep:

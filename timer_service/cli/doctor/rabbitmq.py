@@ -1,14 +1,17 @@
 """Checks of a RabbitMQ server, with the permissions of the service's user."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from aiormq import Connection
-from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
+from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
+from timer_service.adapters.rabbitmq.set_up import is_of_another_type
 from timer_service.adapters.rabbitmq.stream import ERRORS as STREAM_ERRORS
 from timer_service.adapters.rabbitmq.stream import FIRST, LAST, StreamConnection
 from timer_service.app.login import login_options
@@ -64,13 +67,15 @@ async def _check_connected(connection: Connection, server: Server, config: Confi
     yield _SYNC
     yield _CLOCK
     for kind in _KINDS:
-        missing = await _missing(connection, exchanges=[names.exchange(kind)], queues=[names.stream(kind)])
+        queues: dict[str, Any] = {names.stream(kind): {"x-queue-type": "stream"}}
+        missing = await _missing(connection, exchanges={names.exchange(kind): "topic"}, queues=queues)
         for finding in _check_missing(missing, managed=config.manage_streams):
             yield finding
         if not missing:
             yield await _check_stream(server, names.stream(kind), names.exchange(kind))
     requests = [names.exchange(kind) for kind in (Kind.QUERY, Kind.REQUEST)]
-    missing = await _missing(connection, exchanges=[*requests, names.hints], queues=requests)
+    exchanges = {**dict.fromkeys(requests, "topic"), names.hints: "fanout"}
+    missing = await _missing(connection, exchanges=exchanges, queues=dict.fromkeys(requests))
     for finding in _check_missing(missing, managed=config.manage_streams):
         yield finding
     yield await _check_reader(connection, names)
@@ -88,18 +93,36 @@ def check_version(version: str, address: str) -> Finding:
     return Finding("broker", Status.OK, text)
 
 
-async def _missing(connection: Connection, *, exchanges: Sequence[str], queues: Sequence[str]) -> dict[str, str]:
-    """Return what does not exist, and how the server says so."""
+async def _missing(
+    connection: Connection, *, exchanges: Mapping[str, str], queues: Mapping[str, dict[str, Any] | None]
+) -> dict[str, str]:
+    """Return what does not exist, or is of another type, and how the server says so.
+
+    The server compares the type of what exists if it is created again, which only a user can ask who may create it.
+    """
     found = {}
-    for name in exchanges:
+    for name, kind in exchanges.items():
         channel = await connection.channel()  # the server closes it with the answer
         try:
             await channel.exchange_declare(name, passive=True, timeout=ANSWER_SECONDS)
+            with suppress(ChannelAccessRefused):
+                await channel.exchange_declare(name, exchange_type=kind, durable=True, timeout=ANSWER_SECONDS)
         except ChannelNotFoundEntity as error:
             found[f"exchange {name}"] = reason_of(error)
-    for name in queues:
+        except ChannelPreconditionFailed as error:
+            if is_of_another_type(error):
+                found[f"exchange {name}"] = reason_of(error)
+    for name, settings in queues.items():
         if isinstance(answer := await _consumers(connection, name), str):
             found[f"queue {name}"] = answer
+        elif settings is not None:
+            channel = await connection.channel()
+            try:
+                with suppress(ChannelAccessRefused):
+                    await channel.queue_declare(name, durable=True, arguments=settings, timeout=ANSWER_SECONDS)
+            except ChannelPreconditionFailed as error:
+                if is_of_another_type(error):
+                    found[f"queue {name}"] = reason_of(error)
     return found
 
 
@@ -113,9 +136,11 @@ async def _consumers(connection: Connection, queue: str) -> int | str:
 
 
 def _check_missing(missing: dict[str, str], *, managed: bool) -> Iterator[Finding]:
-    """Report what does not exist. `managed`: a service creates it."""
+    """Report what does not exist, or is of another type. `managed`: a service creates it."""
     for name, reason in missing.items():
-        if managed:
+        if "NOT_FOUND" not in reason:
+            yield Finding(name, Status.FAIL, reason, "Save the messages that it has, and delete it.")
+        elif managed:
             yield Finding(name, Status.WARN, reason, "The service creates it when it starts.")
         else:
             remedy = "Create it (deploy/rabbitmq/definitions.json has it), or set TIMER_MANAGE_STREAMS=true."
