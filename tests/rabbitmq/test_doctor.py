@@ -1,5 +1,7 @@
 """`doctor` on RabbitMQ: what it finds, and what it says to do."""
 
+import asyncio
+
 import pytest
 
 from tests.harness.processes import unused_port
@@ -24,7 +26,7 @@ async def test_findings_on_a_server(rabbit: RabbitHarness) -> None:
     assert {name for name, each in found.items() if each.status is Status.OK} == parts
     assert {name for name, each in found.items() if each.status is Status.NOTE} == {"durability", "clock"}
     requests = {f"{part} {prefix}.{kind}" for part in ("exchange", "queue") for kind in ("qry", "wrk")}
-    assert {name for name, each in found.items() if each.status is Status.WARN} == {*requests, "reader"}
+    assert {name for name, each in found.items() if each.status is Status.WARN} == {*requests, "reader", "size"}
     assert found[f"queue {prefix}.qry"].message == f"NOT_FOUND - no queue '{prefix}.qry' in vhost '/'"
 
 
@@ -62,6 +64,18 @@ async def test_stream_port(rabbit: RabbitHarness) -> None:
     finding = found[f"stream {rabbit.prefix}.cmd.log"]
     assert finding.status is Status.FAIL
     assert str(port) in finding.message
+
+
+async def test_size(rabbit: RabbitHarness) -> None:
+    """A server that refuses messages of more than 4 MB is ok. One with the limit of RabbitMQ is not."""
+    change = "application:set_env(rabbit, max_message_size, {})."
+    await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(4_194_304))
+    try:
+        limited = await check(rabbit)
+    finally:
+        await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(134_217_728))
+    assert limited["size"].status is Status.OK
+    assert (await check(rabbit))["size"].remedy == "Set max_message_size = 4194304 in rabbitmq.conf."
 
 
 async def test_alarm(rabbit: RabbitHarness) -> None:

@@ -26,6 +26,7 @@ from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 _KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _OLDEST, _NEWEST = (3, 10), (4, 0)
 _ALARM_SECONDS = 1
+_TOO_LARGE = 4 * 1024 * 1024 + 1
 _PAGE = "docs/brokers/rabbitmq.md"
 _SYNC = Finding(
     "durability",
@@ -79,7 +80,10 @@ async def _check_connected(connection: Connection, server: Server, config: Confi
     for finding in _check_missing(missing, managed=config.manage_streams):
         yield finding
     yield await _check_reader(connection, names)
-    yield await _check_alarm(connection, names)  # the last one: with an alarm, the server reads nothing more
+    room = await _check_alarm(connection, names)  # behind the others: with an alarm, the server reads nothing more
+    yield room
+    if room.status is Status.OK:
+        yield await _check_size(connection, names)
 
 
 def check_version(version: str, address: str) -> Finding:
@@ -191,3 +195,17 @@ async def _check_alarm(connection: Connection, names: Names) -> Finding:
     except AMQPError as error:
         return Finding("room", Status.FAIL, reason_of(error), f"Give the service its permissions ({_PAGE}).")
     return Finding("room", Status.OK, "the server takes messages")
+
+
+async def _check_size(connection: Connection, names: Names) -> Finding:
+    """Check whether the server refuses a message that is too large, with one that no queue gets."""
+    channel = await connection.channel(publisher_confirms=True)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await channel.basic_publish(bytes(_TOO_LARGE), routing_key=f"{names.prefix}.nobody")
+    except ChannelPreconditionFailed:
+        return Finding("size", Status.OK, "the server refuses messages of more than 4 MB")
+    except TimeoutError:
+        return Finding("size", Status.NOTE, "sending 4 MB to the server takes too long to see whether it refuses them")
+    text = "the server takes messages of more than 4 MB, and the service reads a command whole, however large it is"
+    return Finding("size", Status.WARN, text, f"Set max_message_size = {_TOO_LARGE - 1} in rabbitmq.conf.")
