@@ -73,12 +73,13 @@ class Server:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.connect()
-        except InvalidFrameError as error:  # the driver hides the reason
-            raise ConnectionError(
-                f"RabbitMQ does not open the virtual host {self.vhost}: it does not exist, or this login may not use it"
-            ) from error
-        except BaseException:
+        except BaseException as error:
             await connection.close()
+            if isinstance(error, InvalidFrameError):  # the driver hides the reason
+                text = f"RabbitMQ does not open the virtual host {self.vhost}"
+                raise ConnectionError(f"{text}: it does not exist, or this login may not use it") from error
+            if isinstance(error.__cause__, ConnectionResetError) or "WRONG_VERSION" in str(error):
+                raise ConnectionError(f"{error}: is {self.host}:{self.port} a port of {url.scheme}://?") from error
             raise
         return connection
 

@@ -66,6 +66,17 @@ async def test_stream_port(rabbit: RabbitHarness) -> None:
     assert str(port) in finding.message
 
 
+async def test_login_that_may_not_read(rabbit: RabbitHarness) -> None:
+    """With the login of a tenant, the finding names the login: the plugin and its port are right."""
+    name = f"tenant-{rabbit.prefix}"
+    await asyncio.to_thread(rabbit.server.ctl, "add_user", name, "secret")
+    await asyncio.to_thread(rabbit.server.ctl, "set_permissions", name, "^$", ".*", "^$")
+    url = rabbit.server.url.replace("guest:guest", f"{name}:secret")
+    finding = (await check(rabbit, broker_url=url))[f"stream {rabbit.prefix}.cmd.log"]
+    assert "AccessRefused" in finding.message
+    assert str(finding.remedy).startswith("Use the login of the service")
+
+
 async def test_size(rabbit: RabbitHarness) -> None:
     """A server that refuses messages of more than 4 MB is ok. One with the limit of RabbitMQ is not."""
     change = "application:set_env(rabbit, max_message_size, {})."
@@ -96,16 +107,21 @@ async def test_reader(rabbit: RabbitHarness) -> None:
     assert "no service serves queries" in without["reader"].message
 
 
-@pytest.mark.parametrize("broken", ["port", "password"])
+@pytest.mark.parametrize("broken", ["port", "password", "scheme"])
 async def test_server_that_cannot_be_used(rabbit: RabbitHarness, broken: str) -> None:
     """The finding names the address and the reason, without the password."""
     port = unused_port()
-    change = {"port": (str(rabbit.server.port), str(port)), "password": ("guest:guest", "guest:s3cret")}[broken]
-    url = rabbit.server.url.replace(*change)
+    change = {
+        "port": (str(rabbit.server.port), str(port)),
+        "password": ("guest:guest", "guest:s3cret"),
+        "scheme": ("amqp://", "amqps://"),
+    }
+    url = rabbit.server.url.replace(*change[broken])
     found = await check(rabbit, broker_url=url)
     finding = found["broker"]
     assert (len(found), finding.status) == (1, Status.FAIL)
-    assert {"port": str(port), "password": "ACCESS_REFUSED"}[broken] in finding.message
+    reason = {"port": str(port), "password": "ACCESS_REFUSED", "scheme": "a port of amqps://?"}
+    assert reason[broken] in finding.message
     assert "guest:" not in finding.message
     assert "s3cret" not in finding.message
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiormq import Connection
 from aiormq.exceptions import AMQPError, ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
+from rstream.exceptions import ServerError
 
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
@@ -163,8 +164,10 @@ async def _check_stream(server: Server, stream: str, exchange: str) -> Finding:
             await connection.close()
     except STREAM_ERRORS as error:
         text = f"cannot be read at port {server.stream_port}: {reason_of(error)}"
-        remedy = f"Enable the plugin rabbitmq_stream, check stream_port in the URL and the permissions ({_PAGE})."
-        return Finding(check, Status.FAIL, text, remedy)
+        what = "Enable the plugin rabbitmq_stream, and check stream_port in the URL"
+        if isinstance(error, ServerError):
+            what = "Use the login of the service, with its permissions"
+        return Finding(check, Status.FAIL, text, f"{what} ({_PAGE}).")
     if not is_bound:
         text = f"is not bound to exchange {exchange}: RabbitMQ confirms its messages and drops them"
         return Finding(check, Status.FAIL, text, "Bind it with the key #. A service with TIMER_MANAGE_STREAMS does it.")

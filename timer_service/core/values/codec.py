@@ -218,9 +218,10 @@ def _event_address(tenant: str, message_type: str, topic: str | None) -> Address
 def _check_address(address: Address, envelope: Envelope) -> None:
     """Raise a `Rejection` if an envelope names another tenant or type than the address of the command."""
     if address.tenant != envelope.tenant_id:
+        named = f"names tenant {address.tenant!r}" if address.tenant else "names no tenant (was the command passed on?)"
         raise Rejection(
             Code.TENANT_MISMATCH,
-            f"the address names tenant {address.tenant!r}, but tenantId is {envelope.tenant_id!r}",
+            f"the address {named}, but tenantId is {envelope.tenant_id!r}",
             [Fault("tenantId", f"must be {address.tenant!r}")],
         )
     if address.message != kebab(envelope.type):
