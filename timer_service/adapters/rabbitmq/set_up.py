@@ -194,7 +194,7 @@ class StreamUpkeep:
         self._names = names
         self._set_up = set_up
         self._outages = {kind: OutageLog(part=f"stream {names.stream(kind)}", quiet_seconds=0) for kind in _MAX_AGE}
-        self._requests = OutageLog(part="the exchanges of requests and hints", quiet_seconds=0)
+        self._requests = OutageLog(part="the set-up of requests and hints", quiet_seconds=0)
         self._checked = dict.fromkeys(_MAX_AGE, HEALTHY)
 
     @property
@@ -244,5 +244,5 @@ class StreamUpkeep:
         except StartError as error:
             return Health.down(str(error))
         except ERRORS as error:
-            return Health.down(f"RabbitMQ does not answer about stream {name}: {reason_of(error)}")
+            return Health.down(f"stream {name} cannot be checked: {reason_of(error)}")
         return HEALTHY
