@@ -10,12 +10,13 @@ from timer_service.adapters.rabbitmq.commands import read_reply_address, was_pub
 from timer_service.adapters.rabbitmq.connection import Connection, Sender
 from timer_service.adapters.rabbitmq.names import Names, read_key
 from timer_service.adapters.rabbitmq.set_up import SetUp
+from timer_service.cancellation import own_cancellation
 from timer_service.core.intake.replies import may_reply_to
 from timer_service.core.ports.broker import ReceiveRequest, Replies, Reply, Request
 from timer_service.core.ports.health import Health
 from timer_service.core.values.address import Kind
 from timer_service.core.values.error_text import error_text
-from timer_service.rabbit_client import ERRORS, reason_of
+from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class TenantRequests:
         tag = self._consumers.pop(Kind.REQUEST, None)
         if tag is not None and self._channel is not None:
             try:
-                await self._channel.basic_cancel(tag)
+                with own_cancellation():
+                    await self._channel.basic_cancel(tag, timeout=ANSWER_SECONDS)
             except ERRORS:
                 log.debug("could not stop taking requests: the connection is lost")
 
