@@ -153,6 +153,12 @@ def test_rejections(raw: RawCommand, code: Code, path: str) -> None:
     assert path in rejected.message or code is not Code.INVALID_PAYLOAD
 
 
+def test_command_without_an_address() -> None:
+    """The reason of a command that something else has passed on says so."""
+    rejected = rejection(raw_command(schedule_timer(), address=command_address("")))
+    assert (rejected.code, "passed on" in rejected.message) == (Code.TENANT_MISMATCH, True)
+
+
 def test_largest_command() -> None:
     """A body and data of exactly the maximum size are decoded. Data is counted as compact JSON."""
     fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
