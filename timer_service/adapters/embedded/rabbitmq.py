@@ -15,6 +15,7 @@ _STREAM_PORT = 5552
 
 _SETTINGS = """\
 listeners.tcp.1 = {host}:{port}
+max_message_size = 4194304
 stream.listeners.tcp.1 = {host}:{stream_port}
 stream.advertised_host = {host}
 cluster_name = {name}
