@@ -83,6 +83,9 @@ class Task {
       const sent = performance.now();
       const renewing = request("renew-tasks", { workerId, tasks: [this.held] });
       const reply = await Promise.race([renewing, sleep(this.#leaseUntil - sent, null, { ref: false })]);
+      if (ended.aborted) {
+        return; // the task was reported meanwhile, so the service does not know it any more
+      }
       if (reply === null || reply.lost.some((each) => each.token === this.held.token)) {
         this.#lost.abort(); // another worker may have the task, or the workflow was cancelled
       } else {
