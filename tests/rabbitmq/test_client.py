@@ -203,14 +203,7 @@ async def test_a_login_is_read_again(rabbit: RabbitHarness, peer: RabbitPeer) ->
         await ctl(rabbit, "change_password", "kim", "second")
         passwords.append("second")
         proxy.cut()
-
-        async def is_back() -> bool:
-            try:
-                return await kim.timers.get("acme", "a") is None
-            except NoAnswerError:
-                return False
-
-        await until(is_back)
+        await until(lambda: answers(kim))
 
 
 async def test_dead_letters(rabbit: RabbitHarness, peer: RabbitPeer) -> None:

@@ -86,7 +86,7 @@ class SetUp:
         return name
 
     async def prepare_hints(self) -> None:
-        """Prepare the exchange of hints, and bind the queue to it: whoever deletes an exchange deletes its bindings."""
+        """Prepare the exchange of hints, and bind the queue to it: an exchange is deleted with its bindings."""
         await self._prepare(self._names.hints, "fanout")
         async with self._channel() as channel:
             await channel.queue_bind(self.hint_queue, self._names.hints, timeout=ANSWER_SECONDS)

@@ -35,8 +35,6 @@ _PASSED_ON = 5
 """How often an event without a handler here is given back at once. Later it counts as failed, so it is parked."""
 _PASS_SECONDS = 1.0
 _CLOSED = "the connection to the broker is closed"
-
-
 _ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}
 """Those of a queue. RabbitMQ 4 drops an event after 20 deliveries without a limit, and 3.10 at once with none (-1)."""
 
