@@ -120,6 +120,12 @@ class RabbitServer(Server):
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
+    async def limit_messages(self, most_bytes: int) -> None:
+        """Set the size of the largest message that the server takes. RabbitMQ 4 keeps the setting in another place."""
+        in_force = f"persistent_term:put(max_message_size, {most_bytes})"
+        change = f"application:set_env(rabbit, max_message_size, {most_bytes}), {in_force}."
+        await asyncio.to_thread(self.ctl, "eval", change)
+
     def stream_folder(self, name: str) -> Path:
         """Return the folder with the messages of a stream."""
         (found,) = (self._folder / "mnesia").glob(f"*/stream/__{name.replace('.', '_')}_*")
@@ -130,8 +136,9 @@ class RabbitServer(Server):
         current = self.stream_folder(name)
         current.rename(folder.parent / secrets.token_hex(8))
         shutil.copytree(folder, current)
-        of_stream = f'{{"{current.name}", Pid, _, _}} <- supervisor:which_children(osiris_server_sup)'
-        self.ctl("eval", f"[exit(Pid, kill) || {of_stream}].")
+        servers = "{Name, Pid, _, _} <- supervisor:which_children(osiris_server_sup)"
+        is_stream = f'iolist_to_binary(Name) =:= <<"{current.name}">>'  # a string in RabbitMQ 3, a binary in 4
+        self.ctl("eval", f"[exit(Pid, kill) || {servers}, {is_stream}].")
 
     def _ready(self) -> bool:
         for port in (self.port, self.stream_port):

@@ -79,12 +79,11 @@ async def test_login_that_may_not_read(rabbit: RabbitHarness) -> None:
 
 async def test_size(rabbit: RabbitHarness) -> None:
     """A server that refuses messages of more than 4 MB is ok. One with the limit of RabbitMQ is not."""
-    change = "application:set_env(rabbit, max_message_size, {})."
-    await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(4_194_304))
+    await rabbit.server.limit_messages(4_194_304)
     try:
         limited = await check(rabbit)
     finally:
-        await asyncio.to_thread(rabbit.server.ctl, "eval", change.format(134_217_728))
+        await rabbit.server.limit_messages(134_217_728)
     assert limited["size"].status is Status.OK
     assert (await check(rabbit))["size"].remedy == "Set max_message_size = 4194304 in rabbitmq.conf."
 
