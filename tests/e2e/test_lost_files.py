@@ -34,7 +34,7 @@ def delete_wal(path: Path) -> None:
 
 
 def save_open_files(service: Service, path: Path, saved: Path) -> None:
-    """Copy the open files of a service while it is stopped, as docs/operations.md says."""
+    """Copy the open files of a service while it is stopped, as docs/operations/backup.md says."""
     folder = Path(f"/proc/{service.running.pid}/fd")
     service.signal(signal.SIGSTOP)
     opened = {str(each.readlink()): each for each in folder.iterdir()}
@@ -67,7 +67,7 @@ async def test_lost_file(
     lose(path)
     page = await service.until_page("/readyz", 503)  # although no command arrives
     assert "was deleted or replaced" in page
-    assert "docs/operations.md" in page
+    assert "docs/operations/backup.md" in page
     waiting = {f"waiting-{index}": now + 20_000 for index in range(20)}
     await user.schedule(waiting)
     await user.until_stored("TIMER_EVT", 1)

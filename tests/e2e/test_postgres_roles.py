@@ -1,4 +1,4 @@
-"""The roles and the TLS of PostgreSQL, as docs/operations.md describes them."""
+"""The roles and the TLS of PostgreSQL, as docs/operations/postgresql.md describes them."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.harness.rotations import make_certificate
 from timer_service.app.slices import SLICES
 from timer_service.core.values.address import kebab
 
-OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "operations" / "postgresql.md").read_text("utf-8")
 DUE = "2020-01-01T00:00:00Z"
 TRIGGER = {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
 JOBS = [{"name": "a", "staleAfterSeconds": 1}, {"name": "b", "needs": ["a"]}]
@@ -78,7 +78,7 @@ class Roles(NamedTuple):
 
 def sql(part: str) -> str:
     """Return the only SQL block of the page that contains `part`."""
-    blocks = re.findall(r"^```sql\n(.*?)^```$", OPERATIONS, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (found,) = (each for each in blocks if part in each)
     return str(found)
 

@@ -26,11 +26,9 @@ def word(number: int) -> str:
 NUMBERS = {
     "guarantees.md": [
         f"if the process then dies {word(lease.DEATHS_ALONE)} times",
-        f"Waiting commands have at most {waiting.MOST_BYTES // 1024**3} GiB in the database",
         f"It is tried once more after {word(round(delays.Delays().next(1).total_seconds()))} second",
         f"retried after 1 s to {delays.LONGEST.total_seconds():.0f} s until the lock is released",
         f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
-        f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
         f"from `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) before the newest command",
         f"after pauses that grow to {pace.LONGEST_MS // 1000} s",
     ],
@@ -40,9 +38,15 @@ NUMBERS = {
         f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
         f"{registry.MOST_WORKERS:,} workers in `list-workers`",
     ],
-    "operations.md": [
+    "operations/instances.md": [
+        f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
+    ],
+    "operations/monitor.md": [
+        f"Waiting commands have at most {waiting.MOST_BYTES // 1024**3} GiB",
         f"at most {word(query.RUNNING_OF_TENANT)} of one tenant are answered at a time",
         f"are answered at a time, and {query.WAITING:,} wait",
+    ],
+    "operations/postgresql.md": [
         f"An instance opens up to {postgres.MOST_CONNECTIONS}:",
     ],
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
+    *(ROOT / "tests").glob("*.md"),
     *(page for folder in ("docs", "contracts", "benchmarks") for page in (ROOT / folder).rglob("*.md")),
 ]
 

@@ -202,6 +202,6 @@ def _lost(path: Path) -> str:
     return (
         f"the file {path} was deleted or replaced while the service uses it (TIMER_DB_PATH). Its data is only in this "
         f"process (pid {os.getpid()}), and `timer-service backup` cannot read it. Do not stop the process before you "
-        'have copied its open files: see "If the database file was deleted" in docs/operations.md. Until then commands '
-        "wait in the broker"
+        'have copied its open files: see "If the database file was deleted" in docs/operations/backup.md. Until then '
+        "commands wait in the broker"
     )
