@@ -74,7 +74,7 @@ def key_of(command: Command) -> Key:
 
 
 def apply(before: Schedule, command: Command, now: int) -> Applied:
-    """Apply a command to a schedule or a tombstone. docs/schedules.md has the table of outcomes."""
+    """Apply a command to a schedule or a tombstone. contracts/outcomes.md has the outcomes."""
     match command.payload:
         case TriggerSchedule():
             return Applied(before, Outcome.NOT_FOUND if before.definition is None else Outcome.TRIGGERED)

@@ -148,7 +148,7 @@ def is_live(signal: Signal | None) -> bool:
 
 
 def apply_command(signal: Signal | None, command: SignalCommand, now: int) -> tuple[Signal | None, Outcome]:
-    """Return a signal after a command, and the outcome. docs/signals.md has the table of outcomes."""
+    """Return a signal after a command, and the outcome. contracts/outcomes.md has the outcomes."""
     if command.definition is not None:
         return _create(signal, command, command.definition, now)
     if signal is None:

@@ -101,7 +101,7 @@ def key_of(command: Command) -> Key:
 
 
 def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
-    """Apply a command to the timer with `key`. docs/timers.md has the table of outcomes."""
+    """Apply a command to the timer with `key`. contracts/outcomes.md has the outcomes."""
     match command.payload:
         case PlainTimer() | ScheduleTimer():
             return _schedule(timer, new_timer(key, command, now))

@@ -8,7 +8,7 @@ Sent = tuple[str, dict[str, Any]]
 
 
 class Row(NamedTuple):
-    """A row of the table in docs/runs.md."""
+    """A row of the table in contracts/outcomes.md."""
 
     before: list[Sent]
     """The commands that were handled before."""
@@ -94,7 +94,7 @@ async def outcome_of(runs: RunConversation, run: str, row: Row) -> Any:
 
 
 async def test_every_outcome(runs: RunConversation) -> None:
-    """Each command on a run in each state has the outcome in the table of docs/runs.md, and the reply names it."""
+    """Each command on a run in each state has the outcome of contracts/outcomes.md, and the reply names it."""
     found = {name: await outcome_of(runs, name, row) for name, row in ROWS.items()}
     assert found == {name: row.outcome for name, row in ROWS.items()}
 

@@ -118,7 +118,7 @@ def before(commands: tuple[Sent, ...]) -> Schedule | None:
 
 
 def test_outcomes() -> None:
-    """Each command has the outcome of the table in docs/schedules.md, and leaves the status of that table."""
+    """Each command has the outcome of the table in contracts/outcomes.md, and leaves the status of that table."""
     for name, (history, sent, outcome, status) in OUTCOMES.items():
         with case(name):
             schedule, found = apply(before(history), sent)

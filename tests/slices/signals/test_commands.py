@@ -209,7 +209,7 @@ async def bring_to(signals: SignalConversation, status: str, signal: str) -> Non
 
 
 async def test_every_outcome(signals: SignalConversation) -> None:
-    """Each command on a signal in each status has the outcome in the table of docs/signals.md."""
+    """Each command on a signal in each status has the outcome in the table of contracts/outcomes.md."""
     found: dict[str, list[str]] = {status: [] for status in OUTCOMES}
     for status in OUTCOMES:
         for name in COMMANDS:

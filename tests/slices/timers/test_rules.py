@@ -93,7 +93,7 @@ def expected(before: Timer | None, name: str, outcome: str) -> Timer | None:
 
 @pytest.mark.parametrize("state", OUTCOMES)
 def test_every_outcome(state: State | None) -> None:
-    """Each command on a timer in each state has the outcome of docs/timers.md, and changes nothing else."""
+    """Each command on a timer in each state has the outcome of contracts/outcomes.md, and changes nothing else."""
     before = None if state is None else timer(state)
     for name, outcome in zip(RULES, OUTCOMES[state].split(), strict=True):
         with case(name):

@@ -83,7 +83,7 @@ def key_of(command: Command) -> Key:
 
 
 def apply(found: Workflow | None, command: Command, facts: Facts, now: int) -> Applied:
-    """Apply a command to a workflow. docs/workflows.md has the table of outcomes."""
+    """Apply a command to a workflow. contracts/outcomes.md has the outcomes."""
     before = found or unstarted(key_of(command), now)
     match command.payload:
         case StartWorkflow() as payload:

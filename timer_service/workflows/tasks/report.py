@@ -82,7 +82,7 @@ def refuse(workflow: Workflow, token: str) -> ReportOutcome:
 
 
 def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
-    """Apply a report whose token is current. docs/workflows.md has the table of outcomes."""
+    """Apply a report whose token is current. contracts/README.md has the outcomes."""
     hold = task.workflow.hold
     assert hold is not None  # noqa: S101 - the token is current
     if report.number < hold.report_number:  # a copy that comes late: its worker is ahead of it
