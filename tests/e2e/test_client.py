@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import runpy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
@@ -31,7 +30,7 @@ from timer_service.client import (
     TimerState,
 )
 
-GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "client.py"
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -64,13 +63,11 @@ async def counted(service: Service, message_type: str, outcome: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_guide_runs(
+def test_the_example_of_the_client(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example in docs/client.md prints what its comments say."""
-    (example,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (tmp_path / "example.py").write_text(example, "utf-8")
-    main = runpy.run_path(str(tmp_path / "example.py"))["main"]
+    """docs/examples/client.py prints what its comments say."""
+    main = runpy.run_path(str(EXAMPLE))["main"]
 
     async def run() -> None:
         async with NatsServer(tmp_path / "nats") as server, Service(tmp_path / "service", server.url):

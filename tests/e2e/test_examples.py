@@ -58,12 +58,19 @@ async def test_python_of_the_readme(tmp_path: Path, broker: NatsServer, service:
         assert (outcome, event.startswith("fired: call-"), "{'any': 'json'}" in event) == ("scheduled", True, True)
 
 
+@ON_SQLITE
+async def test_python_of_the_client(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The script of docs/client.md prints what its comments say."""
+    lines = await run_python(broker, tmp_path, block("docs/client.md", "python", "TimerClient"))
+    assert [line.split()[0] for line in lines] == ["scheduled", "not_found", "due", "TOO_LARGE"]
+
+
 @pytest.mark.slow
 @ON_SQLITE
 async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: Service) -> None:
-    """The script of docs/schedules.md prints what its comments say. It can be run twice."""
+    """docs/examples/schedules.py prints what its comments say. It can be run twice."""
     for _ in range(2):
-        lines = await run_python(broker, tmp_path, block("docs/schedules.md", "python", "TimerClient"))
+        lines = await run_python(broker, tmp_path, (EXAMPLES / "schedules.py").read_text("utf-8"))
         assert [line.split()[1].partition("+")[0] for line in lines[:3]] == ["09:00:00"] * 3
         assert lines[3:7] == ["created active", "paused", "resumed", "deleted"]
         types = [line.split()[0] for line in lines[7:-1]]
