@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import NamedTuple
 
 import uvicorn
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import StartError
 
+disable_created_metrics()  # each counter and histogram would have a second series, with the time of its creation
 _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
 CONNECTION_SECONDS = 10

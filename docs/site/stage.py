@@ -27,6 +27,7 @@ COPIED = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example"),
     *("docs", "contracts", "deploy", "benchmarks"),
 )
+START_HERE = "Start here. "
 IGNORED = shutil.ignore_patterns("__pycache__", "results", "site")
 
 
@@ -54,11 +55,14 @@ def settings() -> Iterator[str]:
     yield "# Settings\n"
     introduction, *blocks = (ROOT / ".env.example").read_text("utf-8").strip().split("\n\n")
     yield _text(introduction.splitlines()).replace("this file to .env", "`.env.example` to `.env`")
-    yield "\n| setting | default | |\n|---|---|---|"
-    for block in blocks:
-        *lines, assignment = block.splitlines()
-        name, _, default = assignment.removeprefix("# ").partition("=")
-        yield _row(f"`{name}`", f"`{default}`" if default else "", _text(lines))
+    for title, first in (("Start here", True), ("Other settings", False)):
+        yield f"\n## {title}\n\n| setting | default | |\n|---|---|---|"
+        for block in blocks:
+            *lines, assignment = block.splitlines()
+            name, _, default = assignment.removeprefix("# ").partition("=")
+            text = _text(lines)
+            if text.startswith(START_HERE) is first:
+                yield _row(f"`{name}`", f"`{default}`" if default else "", text.removeprefix(START_HERE))
 
 
 def metrics() -> Iterator[str]:

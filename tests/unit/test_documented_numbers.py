@@ -28,7 +28,6 @@ NUMBERS = {
         f"if the process then dies {word(lease.DEATHS_ALONE)} times",
         f"It is tried once more after {word(round(delays.Delays().next(1).total_seconds()))} second",
         f"retried after 1 s to {delays.LONGEST.total_seconds():.0f} s until the lock is released",
-        f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
         f"from `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) before the newest command",
         f"after pauses that grow to {pace.LONGEST_MS // 1000} s",
     ],
@@ -39,6 +38,7 @@ NUMBERS = {
         f"{registry.MOST_WORKERS:,} workers in `list-workers`",
     ],
     "operations/instances.md": [
+        f"by a lease of {cursor.LEASE_MS // 1000} s in the database",
         f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
     ],
     "operations/monitor.md": [
