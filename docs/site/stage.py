@@ -24,7 +24,7 @@ from timer_service.metrics import Metrics
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 COPIED = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example", "tests/promises.md"),
     *("docs", "contracts", "deploy", "benchmarks"),
 )
 START_HERE = "Start here. "
@@ -43,6 +43,7 @@ def main(folder: Path) -> None:
         if source.is_dir():
             shutil.copytree(source, pages / name, ignore=IGNORED)
         else:
+            (pages / name).parent.mkdir(exist_ok=True)
             shutil.copy(source, pages / name)
     reference = pages / "docs" / "reference"
     reference.mkdir()
