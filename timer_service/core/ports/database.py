@@ -1,6 +1,6 @@
 """PORT: what the core and the slices need from a database.
 
-SQL is portable text with `:name` parameters (see docs/architecture.md). An adapter translates it for its engine.
+SQL is portable text with `:name` parameters (see CONTRIBUTING.md). An adapter translates it for its engine.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
