@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "tests").glob("*.md"),
-    *(page for folder in ("docs", "contracts", "benchmarks") for page in (ROOT / folder).rglob("*.md")),
+    *(page for folder in ("docs", "contracts", "benchmarks", "deploy") for page in (ROOT / folder).rglob("*.md")),
 ]
 
 
