@@ -8,8 +8,10 @@ made from the code.
 
 # ruff: noqa: SLF001 - the metrics have no public names and labels
 
+import inspect
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from typer.cli import get_docs_for_click
 
 from timer_service import cli
+from timer_service.client import TimerApp, TimerClient, timer_client
+from timer_service.client.outbox import Outbox, OutboxRelay
 from timer_service.metrics import Metrics
+from timer_service.worker import Context, Worker
+from timer_service.worker.testing import SimulatedWorkflow
 
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
@@ -27,6 +33,23 @@ COPIED = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example", "tests/promises.md"),
     *("docs", "contracts", "deploy", "benchmarks"),
 )
+CLASSES = {
+    "TimerClient": TimerClient,
+    "TimerClient.timers": timer_client.Timers,
+    "TimerClient.schedules": timer_client.Schedules,
+    "TimerClient.workflows": timer_client.Workflows,
+    "TimerClient.runs": timer_client.Runs,
+    "TimerClient.signals": timer_client.Signals,
+    "TimerClient.events": timer_client.Events,
+    "TimerClient.dead_letters": timer_client.DeadLetters,
+    "TimerApp": TimerApp,
+    "Outbox": Outbox,
+    "OutboxRelay": OutboxRelay,
+    "Worker": Worker,
+    "Context": Context,
+    "SimulatedWorkflow": SimulatedWorkflow,
+}
+"""The classes of programs of users."""
 START_HERE = "Start here. "
 IGNORED = shutil.ignore_patterns("__pycache__", "results", "site")
 
@@ -47,7 +70,8 @@ def main(folder: Path) -> None:
             shutil.copy(source, pages / name)
     reference = pages / "docs" / "reference"
     reference.mkdir()
-    for name, lines in (("settings", settings()), ("metrics", metrics()), ("cli", command_line())):
+    pages_from_code = {"settings": settings(), "metrics": metrics(), "cli": command_line(), "python": python_classes()}
+    for name, lines in pages_from_code.items():
         (reference / f"{name}.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
@@ -88,6 +112,18 @@ def command_line() -> Iterator[str]:
     yield get_docs_for_click(
         obj=command, ctx=typer.Context(command, info_name=name), name=name, title="The command line"
     )
+
+
+def python_classes() -> Iterator[str]:
+    """Yield the page of the Python classes, from their signatures and docstrings."""
+    yield "# Python\n\nThe classes of `timer_service.client` and `timer_service.worker`, with their docstrings."
+    for name, kind in CLASSES.items():
+        yield f"\n## {name}\n\n{inspect.getdoc(kind)}"
+        for method, member in vars(kind).items():
+            function = inspect.unwrap(member.__func__ if isinstance(member, classmethod) else member)
+            if inspect.isfunction(function) and not method.startswith("_"):
+                signature = textwrap.dedent(inspect.getsource(function).partition('"""')[0]).strip()
+                yield f"\n### {name}.{method}\n\n```python\n{signature}\n```\n\n{inspect.getdoc(function)}"
 
 
 def _text(lines: list[str]) -> str:
