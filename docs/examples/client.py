@@ -7,12 +7,14 @@ from timer_service.client import CommandError, DueTimeReached, NewTimer, TimerCl
 
 
 async def show(client: TimerClient) -> None:
+    """Print each event of a timer."""
     async for event in client.timers.watch("acme"):  # events from now on
         if isinstance(event, DueTimeReached):
             print("fired:", event.timer_id, event.data)
 
 
 async def main() -> None:
+    """Send commands and queries about each kind of thing."""
     async with TimerClient.connect() as client:
         watching = asyncio.create_task(show(client))
         soon = datetime.now(UTC) + timedelta(seconds=3)
@@ -69,7 +71,7 @@ async def main() -> None:
 
         # Workflows: durable functions, executed by workers (see docs/workflows.md).
         print((await client.workflows.start("acme", "order-5", "order", {"id": 5})).name)  # started
-        print((await client.workflows.send("acme", "order-5", "approval", True)).name)  # sent
+        print((await client.workflows.send("acme", "order-5", "approval", data=True)).name)  # sent
         print((await client.workflows.cancel("acme", "order-5")).name)  # cancelled
 
         try:

@@ -10,6 +10,7 @@ BERLIN = "Europe/Berlin"
 
 
 async def main() -> None:
+    """Put, pause, resume and delete a schedule. Watch another one, and put a wrong one."""
     async with TimerClient.connect() as client:
         schedules = client.schedules
         for slot in await schedules.preview("acme", cron="0 9 * * MON-FRI", zone=BERLIN, count=3):

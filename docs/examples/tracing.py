@@ -1,4 +1,4 @@
-"""Schedules a timer in a span, handles its event in another, and prints both. docs/operations/monitor.md, "Tracing", says more.
+"""Schedules a timer in a span, handles its event in another, and prints both. docs/operations/monitor.md says more.
 
 Run it in the folder of `timer-service dev`, or with the URL of the broker, beside a service that has an OpenTelemetry
 SDK. The context of the event is that of the span `fire` of the service, which links to the span `order`.

@@ -94,7 +94,8 @@ def metrics() -> Iterator[str]:
     """Yield the page of the metrics, from their registry."""
     yield "# Metrics\n"
     yield "The metrics at `/metrics`, without those of the process and of Python."
-    yield "[Monitor](../operations/monitor.md#metrics) says how to collect them, and the [alerts](../operations/alerts.md) which of them matter.\n"
+    yield "[Monitor](../operations/monitor.md#metrics) says how to collect them, and [Alerts](../operations/alerts.md)"
+    yield "which of them matter.\n"
     yield "| metric | type | labels | |\n|---|---|---|---|"
     registry = CollectorRegistry()
     Metrics(registry)

@@ -28,7 +28,7 @@ NUMBERS = {
         f"if the process then dies {word(lease.DEATHS_ALONE)} times",
         f"It is tried once more after {word(round(delays.Delays().next(1).total_seconds()))} second",
         f"retried after 1 s to {delays.LONGEST.total_seconds():.0f} s until the lock is released",
-        f"begins `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) before the newest command",
+        f"begins `TIMER_COMMANDS_OVERLAP` ({Config().commands_overlap.total_seconds():.0f} s) before the newest",
         f"after pauses that grow to {pace.LONGEST_MS // 1000} s",
     ],
     "performance.md": [
