@@ -18,7 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import StartError
 
-disable_created_metrics()  # each counter and histogram would have a second series, with the time of its creation
+# Each counter and histogram would have a second series, with the time of its creation.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
 CONNECTION_SECONDS = 10
