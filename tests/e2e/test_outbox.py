@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_EACH_BROKER, ON_SQLITE
-from tests.e2e.test_examples import ROOT, block, run
+from tests.e2e.test_examples import EXAMPLES, ROOT, block, run
 from tests.harness import outbox_user
 from tests.harness.databases import Databases
 from tests.harness.outbox import running, until_sent
@@ -68,15 +68,14 @@ async def test_recipes_of_the_page(tmp_path: Path, broker: NatsServer, service: 
     """Each script of the page stores an order and its timer."""
     async with databases.database() as url:
         place = url.removeprefix("postgresql:")
-        for part in ("asyncpg.Connection", "AsyncSession"):
-            script = block(PAGE, "python", part).replace("//localhost/shop", place)
-            (tmp_path / "recipe.py").write_text(script, "utf-8")
+        example = (EXAMPLES / "outbox_sqlalchemy.py").read_text("utf-8")
+        for script in (block(PAGE, "python", "asyncpg.Connection"), example):
+            (tmp_path / "recipe.py").write_text(script.replace("//localhost/shop", place), "utf-8")
             assert await run(broker, sys.executable, "recipe.py", folder=tmp_path) == []
         assert await UserDatabase(url).query("SELECT name FROM orders ORDER BY name") == [("order-1",), ("order-2",)]
         async with running(OutboxRelay(Outbox(), url, broker.url)):
             await until_sent(UserDatabase(url))
-    (tmp_path / "recipe.py").write_text(block(PAGE, "python", "sqlite3"), "utf-8")
-    assert await run(broker, sys.executable, "recipe.py", folder=tmp_path) == []
+    assert await run(broker, sys.executable, str(EXAMPLES / "outbox_sqlite.py"), folder=tmp_path) == []
     async with running(OutboxRelay(Outbox(), tmp_path / "shop.db", broker.url)):
         await until_sent(UserDatabase(str(tmp_path / "shop.db")))
     async with TimerClient.connect(broker.url) as client:
