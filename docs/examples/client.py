@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from timer_service.client import CommandError, DueTimeReached, NewTimer, TimerClient
 
@@ -28,17 +29,17 @@ async def main() -> None:
         await client.timers.schedule("acme", "order-1/timeout", due_in=timedelta(hours=2))
 
         # Many timers at once. An error of one timer does not affect the others.
-        timers = [NewTimer("acme", f"order-{number}/reminder", later, data=number) for number in range(2, 1000)]
-        for timer, ended in zip(timers, await client.timers.schedule_many(timers), strict=True):
+        new = [NewTimer("acme", f"order-{number}/reminder", later, data=number) for number in range(2, 1000)]
+        for each, ended in zip(new, await client.timers.schedule_many(new), strict=True):
             if isinstance(ended, Exception):
-                print(timer.timer_id, "was not scheduled:", ended)
+                print(each.timer_id, "was not scheduled:", ended)
 
         print((await client.timers.cancel("acme", "order-2/reminder")).name)  # cancelled
         print((await client.timers.cancel("acme", "order-0/reminder")).name)  # not_found
 
-        timer = await client.timers.get("acme", "order-3/reminder")  # None if it does not exist
-        if timer is not None:
-            print(timer.state, timer.due_at.astimezone(), timer.data)
+        found = await client.timers.get("acme", "order-3/reminder")  # None if it does not exist
+        if found is not None:
+            print(found.state, found.due_at.astimezone(), found.data)
 
         async for timer in client.timers.list("acme", state="Scheduled", due_before=later):
             print("due next:", timer.timer_id)
@@ -62,8 +63,8 @@ async def main() -> None:
             print("recurring:", schedule.schedule_id, schedule.status, schedule.cron)
 
         # Runs: graphs of jobs. A job becomes ready when the jobs it needs have succeeded.
-        graph = [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}]
-        print((await client.runs.start("acme", "deploy-1", graph)).name)  # started
+        jobs: list[dict[str, Any]] = [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}]
+        print((await client.runs.start("acme", "deploy-1", jobs)).name)  # started
         print((await client.runs.report("acme", "deploy-1", "lint", "success")).name)  # recorded
         run = await client.runs.get("acme", "deploy-1")
         if run is not None:
