@@ -29,7 +29,7 @@ _RESULTS = _FOLDER / "results"
 _COMPARISON = _RESULTS / "comparison.json"
 _PUBLISHED = _FOLDER / "figures.json"
 _CHART = ROOT / "docs" / "figures.svg"
-_PAGE = ROOT / "docs" / "figures.md"
+_PAGE = _FOLDER / "figures.md"
 _ROUNDS = 3
 _MORE_PATIENCE = (1, 3, 9)
 

@@ -73,7 +73,7 @@ def test_published_files_show_the_published_figures(tmp_path: Path) -> None:
     """The chart and the page in the documentation show the figures of the file, which is read as it was written."""
     published = records.read(ROOT / "benchmarks" / "figures.json")
     assert (ROOT / "docs" / "figures.svg").read_text("utf-8") == chart(published)
-    assert (ROOT / "docs" / "figures.md").read_text("utf-8") == page(published)
+    assert (ROOT / "benchmarks" / "figures.md").read_text("utf-8") == page(published)
     assert published.problems == []
     records.write(tmp_path / "copy.json", published)
     assert records.read(tmp_path / "copy.json") == published
