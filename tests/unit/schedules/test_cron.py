@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.harness.cron_texts import cron_texts
 from tests.harness.reference_slots import PlainCron
-from timer_service.schedules.calendar.cron import first_match, last_match, parse_cron
+from timer_service.schedules.calendar.cron import describe, first_match, last_match, parse_cron
 from timer_service.schedules.calendar.errors import RecurrenceError
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
@@ -17,6 +17,22 @@ LAST = (datetime(9999, 12, 31, 23, 59, 59) - EPOCH) // timedelta(seconds=1)  # n
 
 def wall(text: str) -> int:
     return (datetime.fromisoformat(text) - EPOCH) // timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("cron", "words"),
+    [
+        ("0 9 * * MON-FRI", "At 09:00 on Monday through Friday"),
+        ("0 0 21,22,23,11,31 * *", "At 00:00 on the 21st, the 22nd, the 23rd, the 11th, and the 31st day of month"),
+        ("0 0 LW * *", "At 00:00 on the last weekday of every month"),
+        ("0 0 15W * *", None),
+        ("0 0 1,L-3 * *", None),
+        ("0 0 99 * *", None),
+    ],
+)
+def test_words(cron: str, words: str | None) -> None:
+    """An expression is described in words, unless cronsim does not know its form of days."""
+    assert describe(cron) == words
 
 
 @pytest.mark.parametrize(

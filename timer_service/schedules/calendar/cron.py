@@ -43,6 +43,9 @@ _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT",
 _VALUES = {
     name: str(value) for names, first in ((WEEKDAYS, 0), (_MONTHS, 1)) for value, name in enumerate(names, first)
 }
+_WRONG_ORDINAL = re.compile(r"\b((?!1)\d?[123])th\b")
+_ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
+"""cronsim writes `21th`."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
 _SECOND = timedelta(seconds=1)
 _LAST = (datetime(9999, 12, 31, 23, 59, 59) - _EPOCH) // _SECOND  # noqa: DTZ001 - a wall clock has no zone
@@ -127,6 +130,17 @@ def parse_cron(text: str) -> str:
 def is_fixed(cron: str) -> bool:
     """Return whether an expression names fixed times: neither its second, minute nor hour begins with `*`."""
     return not any(field.startswith("*") for field in _with_second(cron)[:3])
+
+
+def describe(cron: str) -> str | None:
+    """Return an expression in English words, or None if cronsim has none: for the forms of days that it lacks."""
+    if any(_DAY_FORM.fullmatch(term) for term in _with_second(cron)[3].split(",")):
+        return None
+    try:
+        words = CronSim(cron, _EPOCH).explain()
+    except Exception:  # noqa: BLE001 - whatever the parser raises for an expression of another version
+        return None
+    return _WRONG_ORDINAL.sub(lambda found: f"{found[1]}{_ENDINGS[found[1][-1]]}", words)
 
 
 def first_match(cron: str, first: int) -> int | None:
