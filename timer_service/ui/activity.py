@@ -1,8 +1,7 @@
 """What happened in the last hour, minute by minute. Pure: computed from the samples."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from timer_service.ui.samples import Sample
@@ -12,11 +11,12 @@ _MINUTE_MS = 60_000
 
 
 class Minute(NamedTuple):
-    """One minute. A value is None if there is no sample of the minute or of the one before."""
+    """One minute. A value is None if there is no sample of the minute, or no sample before it to compare with."""
 
     at: int
     """The start of the minute, in Unix milliseconds."""
     pending: int | None = None
+    """The largest number in the minute, as `overdue`."""
     overdue: int | None = None
     fired: int | None = None
     failures: int | None = None
@@ -26,37 +26,34 @@ class Minute(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The last hour of an instance."""
+    """The last hour of an instance: the minutes, and what they add up to."""
 
     minutes: Sequence[Minute]
     """The last 60 minutes, oldest first. The last one has not ended."""
-    newest: Sample | None = None
-    fired_per_minute: float | None = None
-    """Measured over the last minute; None while there are not two samples."""
-    lag_p50: float | None = None
-    """Seconds, over the last hour."""
-    lag_p99: float | None = None
-    failures: int = 0
-    """In the last hour."""
-    dead_letters: Mapping[str, int] = MappingProxyType({})
-    """In the last hour, by code."""
+    newest: Sample
+    fired: int
+    failures: int
+    dead_letters: Mapping[str, int]
+    """By code."""
+    lag_p50: float | None
+    """Seconds."""
+    lag_p99: float | None
 
 
 def activity(samples: Sequence[Sample], now: int) -> Activity:
-    """Return the last hour, as the samples tell it."""
-    minutes = _minutes(samples, now)
-    if not samples:
-        return Activity(minutes)
-    first, newest = samples[0], samples[-1]
-    lag = _lag_between(first, newest)
+    """Return the last hour, as the samples tell it. There is at least one sample."""
+    first_minute = now // _MINUTE_MS - MINUTES + 1
+    newest = samples[-1]
+    before_hour = next((each for each in reversed(samples) if each.at < first_minute * _MINUTE_MS), samples[0])
+    lag = _lag_between(before_hour, newest)
     return Activity(
-        minutes=minutes,
+        minutes=_minutes(samples, before_hour, first_minute),
         newest=newest,
-        fired_per_minute=_fired_per_minute(samples),
+        fired=newest.fired - before_hour.fired,
+        failures=newest.failures - before_hour.failures,
+        dead_letters=_growth(before_hour.dead_letters, newest.dead_letters),
         lag_p50=percentile(lag, 0.5),
         lag_p99=percentile(lag, 0.99),
-        failures=newest.failures - first.failures,
-        dead_letters=_growth(first.dead_letters, newest.dead_letters),
     )
 
 
@@ -76,28 +73,32 @@ def percentile(buckets: Sequence[tuple[float, int]], share: float) -> float | No
     return low if high == float("inf") else low + (high - low) * (wanted - below) / (count - below)
 
 
-def _minutes(samples: Sequence[Sample], now: int) -> list[Minute]:
-    """Return the last hour. The last sample of a minute stands for the minute."""
-    of_minute = {sample.at // _MINUTE_MS: sample for sample in samples}
-    newest = now // _MINUTE_MS
-    numbers = range(newest - MINUTES, newest + 1)
-    return [_minute(number, of_minute.get(before), of_minute.get(number)) for before, number in pairwise(numbers)]
+def _minutes(samples: Sequence[Sample], before: Sample, first: int) -> list[Minute]:
+    """Return the minutes from the number `first` on. `before` is the sample with which the first one is compared."""
+    of_minute: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        of_minute[sample.at // _MINUTE_MS].append(sample)
+    minutes: list[Minute] = []
+    for number in range(first, first + MINUTES):
+        found = of_minute.get(number, [])
+        minutes.append(_minute(number, before, found))
+        before = found[-1] if found else before
+    return minutes
 
 
-def _minute(number: int, before: Sample | None, sample: Sample | None) -> Minute:
-    """Return a minute: gauges from its sample, and counters as what they grew by since the sample before."""
-    at = number * _MINUTE_MS
-    if sample is None:
-        return Minute(at)
-    if before is None:
-        return Minute(at, sample.pending, sample.overdue)
-    lag = _lag_between(before, sample)
-    return Minute(
-        at,
-        sample.pending,
-        sample.overdue,
-        fired=sample.fired - before.fired,
-        failures=sample.failures - before.failures,
+def _minute(number: int, before: Sample, found: Sequence[Sample]) -> Minute:
+    """Return a minute: the largest gauges of its samples, and what the counters grew by since the sample before."""
+    minute = Minute(
+        at=number * _MINUTE_MS,
+        pending=max((each.pending for each in found if each.pending is not None), default=None),
+        overdue=max((each.overdue for each in found if each.overdue is not None), default=None),
+    )
+    if not found or found[-1] is before:
+        return minute
+    lag = _lag_between(before, found[-1])
+    return minute._replace(
+        fired=found[-1].fired - before.fired,
+        failures=found[-1].failures - before.failures,
         lag_p50=percentile(lag, 0.5),
         lag_p99=percentile(lag, 0.99),
     )
@@ -107,15 +108,6 @@ def _lag_between(first: Sample, last: Sample) -> list[tuple[float, int]]:
     """Return how many timers fired between two samples with a lag up to each bound."""
     before = dict(first.lag)
     return [(bound, count - before.get(bound, 0)) for bound, count in last.lag]
-
-
-def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
-    """Return how many timers fired per minute, from the oldest sample of the last minute to the newest one."""
-    newest = samples[-1]
-    oldest = next(sample for sample in samples if sample.at >= newest.at - _MINUTE_MS)
-    if newest.at <= oldest.at:
-        return None
-    return (newest.fired - oldest.fired) * _MINUTE_MS / (newest.at - oldest.at)
 
 
 def _growth(first: Mapping[str, int], last: Mapping[str, int]) -> Mapping[str, int]:

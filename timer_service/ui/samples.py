@@ -62,6 +62,10 @@ class Samples:
         """The samples, oldest first."""
         return tuple(self._kept)
 
+    def until(self, now: int) -> Sequence[Sample]:
+        """Return the samples and one of now, oldest first. So the page shows the same numbers as the metrics."""
+        return (*self._kept, read_sample(self._registry, now))
+
     async def tick(self, now: int) -> Pass:
         """Take one sample."""
         self._kept.append(read_sample(self._registry, now))

@@ -23,17 +23,31 @@ def fired(at: int, count: int, **more: Any) -> Sample:
 def test_counters_become_growth() -> None:
     """Counters are shown as what they grew by in each minute, and gauges as they are."""
     start = NOW // MINUTE * MINUTE
-    of_one_minute = [fired(start - MINUTE, 130, pending=1), fired(start - 10_000, 140, pending=8)]
-    hour = activity([fired(start - 2 * MINUTE, 100, pending=7), *of_one_minute, fired(start, 190)], start)
-    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 40, 50]
-    assert [minute.pending for minute in hour.minutes[-3:]] == [7, 8, None]
-    assert hour.fired_per_minute == 60
+    of_one_minute = [fired(start - MINUTE, 130, pending=8), fired(start - 10_000, 140, pending=1)]
+    hour = activity([fired(start - 3 * MINUTE, 100, pending=7), *of_one_minute, fired(start, 190)], start)
+    assert [minute.fired for minute in hour.minutes[-4:]] == [None, None, 40, 50]
+    assert [minute.pending for minute in hour.minutes[-4:]] == [7, None, 8, None]
     assert [minute.at for minute in hour.minutes] == [start - ago * MINUTE for ago in range(59, -1, -1)]
+
+
+def test_numbers_agree() -> None:
+    """The numbers of the hour are those of its minutes together, and no number is above its largest one."""
+    start = NOW // MINUTE * MINUTE - 62 * MINUTE
+    samples = [
+        fired(start + number * 10_000, number * number, pending=number, given_up=number // 7) for number in range(375)
+    ]
+    for now in (samples[0].at, samples[1].at, samples[40].at, samples[-1].at):
+        kept = [each for each in samples if each.at <= now][-361:]
+        hour = activity(kept, now)
+        assert hour.fired == sum(minute.fired or 0 for minute in hour.minutes)
+        assert hour.failures == sum(minute.failures or 0 for minute in hour.minutes)
+        assert hour.newest.pending == max(minute.pending or 0 for minute in hour.minutes)
+        assert (hour.lag_p99 or 0) <= max(minute.lag_p99 or 0 for minute in hour.minutes)
 
 
 def test_dead_letters_of_the_hour() -> None:
     """Dead letters are counted by code within the hour, not before it."""
-    old = EMPTY._replace(at=NOW - 2000, dead_letters={"TOO_LARGE": 3})
+    old = EMPTY._replace(at=NOW - 61 * MINUTE, dead_letters={"TOO_LARGE": 3})
     new = EMPTY._replace(at=NOW - 1000, dead_letters={"TOO_LARGE": 3, "INVALID_JSON": 2})
     hour = activity([old, new, new._replace(at=NOW)], NOW)
     assert (hour.dead_letters, hour.failures) == ({"INVALID_JSON": 2}, 2)
@@ -55,6 +69,7 @@ async def test_samples_are_bounded() -> None:
         assert await kept.tick(at) == (1, at + 10_000)
     assert len(kept.all) == 361
     assert kept.all[-1].at - kept.all[0].at == 60 * MINUTE
+    assert [each.at for each in kept.until(NOW + 4_000_001)[-2:]] == [kept.all[-1].at, NOW + 4_000_001]
 
 
 async def test_samples_read_the_metrics() -> None:
