@@ -1,8 +1,12 @@
 """The operations page in a browser: every reader can read it, and it runs nothing that a tenant wrote."""
 
 import asyncio
+import re
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,11 +14,13 @@ import pytest
 
 from tests.harness import page_data
 from tests.harness.browser import Browser, Tab, distinct_lines, require_chromium
+from tests.harness.cli import Cli
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.processes import NatsServer, Service
 from tests.harness.stores import open_sqlite
+from timer_service.client import TimerClient, TimerServiceError
 from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.http import serve_http
 from timer_service.ui.links import link
@@ -42,6 +48,10 @@ INSERT INTO timer_schedules (
 )
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100000)
 SELECT 'many', 'call-' || n, 'Scheduled', :now + n, 'event-' || n, :now, 1, n, :now + n FROM numbers
+"""
+GIVE_UP = """
+UPDATE timer_schedules SET state = 'Failed', available_at = NULL, attempt = 20, last_error = 'the stream is full'
+WHERE service_call_id IN ('call-0', 'call-1')
 """
 UPDATED = "Updated every 10 seconds.Pause updates"
 PHONE = 360
@@ -151,10 +161,67 @@ async def test_service(tmp_path: Path, broker: NatsServer) -> None:
         assert status == 200
         for shown in ("healthy", "broker", "database writes", "timers-retention", "sqlite"):
             assert shown in text
-        async with asyncio.timeout(30):
-            while "The first numbers appear" in text:
-                _, text = await service.page("/ui/")
         assert (await service.page("/metrics"))[0] == 200
         assert "ui/" not in service.log.read_text()
     async with Service(tmp_path / "off", broker.url, TIMER_SUBJECT_PREFIX="other") as service:
         assert (await service.page("/ui/"))[0] == 404
+
+
+def figure(text: str, name: str) -> int:
+    """Return the number on a card of the overview, or beside a name."""
+    found = re.search(
+        rf'{name}(?:</h3>\s*<p class="figure \w*">|</a>: <b class="num">|</a></dt><dd class="num">|.*?num">)([\d,]+)<',
+        text,
+    )
+    assert found is not None, name
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.slow
+async def test_numbers_agree(tmp_path: Path, broker: NatsServer, cli: Cli) -> None:
+    """Each number on the overview is that of the metrics, and that of the command line, at the same moment."""
+    async with (
+        Service(tmp_path / "on", broker.url, TIMER_UI_ENABLED="true") as service,
+        TimerClient.connect(broker.url) as client,
+    ):
+        for number in range(9):
+            due_in = timedelta(hours=1) if number < 6 else timedelta()
+            await client.timers.schedule("acme", f"call-{number}", due_in=due_in)
+        await client.workflows.start("acme", "order-1", "order")
+        await client.runs.start("acme", "build", [{"name": "a"}, {"name": "b", "needs": ["a"]}])
+        await client.runs.report("acme", "build", "a", "success")
+        with pytest.raises(TimerServiceError):
+            await client.runs.start("acme", "circle", [{"name": "a", "needs": ["b", "b"]}])
+        with closing(sqlite3.connect(tmp_path / "on" / "timers.db", isolation_level=None)) as database:
+            database.execute(GIVE_UP)
+        await service.until_metric('timer_rows{state="Failed",table="timer_schedules"}', at_least=2)
+        await service.until_metric('timer_fire_lag_seconds_count{table="timer_schedules"}', at_least=3)
+        _, text = await service.page("/ui/")
+        timers = (await cli.json("timers", "count", "acme"))["counts"]
+        workflows = (await cli.json("workflows", "count", "acme"))["counts"]
+        runs = await cli.json("runs", "list", "acme", "--status", "running")
+        letters = await cli.json("dead-letters", "list", "acme")
+        metrics = {
+            "Pending timers": 'timer_rows{state="Scheduled",table="timer_schedules"}',
+            "Overdue": 'timer_overdue{table="timer_schedules"}',
+            "Fired": 'timer_fire_lag_seconds_count{table="timer_schedules"}',
+            "New failures": 'timer_dead_letters_total{code="INVALID_PAYLOAD"}',
+            "Timers that were given up": 'timer_rows{state="Failed",table="timer_schedules"}',
+            "Runs in progress": 'timer_rows{state="running",table="runs"}',
+        }
+        commands = {
+            "Pending timers": timers["Scheduled"],
+            "Fired": timers["Reached"],
+            "New failures": len(letters),
+            "Timers that were given up": timers["Failed"],
+            "waiting": workflows["waiting"],
+            "workers online": len(await cli.json("workflows", "workers", "acme")),
+            "Runs in progress": len(runs),
+        }
+        assert {name: figure(text, name) for name in metrics} == {
+            name: await service.metric(sample) for name, sample in metrics.items()
+        }
+        assert {name: figure(text, name) for name in commands} == commands
+        assert "1 of 2" in text
+        _, text = await service.page("/ui/failed")
+        assert re.findall(r'data-label="Count" class="end num">(\d+)<', text) == ["2"]

@@ -28,8 +28,8 @@ from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.store import UNEVALUATED
 from timer_service.timers.cancellations import CANCELLATIONS
-from timer_service.ui.views import runs, schedules, signals, timers, workflows
-from timer_service.ui.views.failed import KINDS
+from timer_service.ui.failures import KINDS
+from timer_service.ui.views import runs, schedules, search, signals, timers, workflows
 from timer_service.workflows.store import KEYS, OVERDUE
 
 NEXT = ("next_available", "due_tenants")
@@ -51,7 +51,7 @@ LEASED = (
     *(*NEXT, "claim_of_tenant", "next_available_after", "count_available"),
 )
 REPAIR = load_sql("timer_service.core.service", "clock_repair.sql")
-OTHERS = ("core/due/", "core/service/clock_repair", "ui/", "core/intake/cursor")
+OTHERS = ("core/due/", "core/service/clock_repair", "ui/tenants", "core/intake/cursor")
 """Files whose statements are filled in with a table, or are about a table with one row."""
 COLUMN = "tenant_id = tenant_id"
 FILLED_IN = {"columns": "tenant_id", "short": "tenant_id", "updates": COLUMN, "advances": COLUMN, "finishes": COLUMN}
@@ -123,9 +123,10 @@ def of_tables() -> Iterator[tuple[str, str]]:
     yield from ((f"{rows.table} count {rows.state}", rows.sql) for each in SLICES for rows in each.counted)
     yield from ((f"{table.name} overdue", overdue_sql(table)) for table in available)
     choices = [each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)]
-    for rows in (*choices, *(kind.rows for kind in KINDS)):
+    for rows in (*choices, workflows.WORKERS_CHOICE.rows, *(kind.rows for kind in KINDS)):
         yield from ((f"page of {rows.table} {rows.where} {block}", rows.sql(block)) for block in ("page", "count"))
-    yield from ((f"page of {kind.rows.table} {kind.rows.where} first", kind.first) for kind in KINDS)
+    yield from ((f"page of {kind.rows.table} {kind.rows.where} newest", kind.newest) for kind in KINDS)
+    yield from ((f"page of {kind.rows.table} TRUE search", kind.search) for kind in search.KINDS)
 
 
 def label(table: str, instant: str) -> str:
@@ -158,8 +159,8 @@ WHOLE = {
     "parked_events count Parked",
 }
 """Statements that read a whole index which has all rows."""
-GROUPED = {"runs/loader count_by_status", "workflows/queries count_open"}
-"""Statements that group the rows of one tenant or run by a column without an index."""
+GROUPED = {"runs/loader count_by_status", "workflows/queries count_open", "ui/rows open_workflows"}
+"""Statements that group a limited number of rows, or those of one run, by a column without an index."""
 OTHER_INDEX = {
     "run_announcements": {"run_announcements_available", "run_announcements_pkey"},
     "runs/announcements": {"run_announcements_available"},
@@ -173,6 +174,8 @@ OTHER_INDEX = {
     "events/store count": {"parked_events_pkey"},
     "page of parked_events TRUE count": {"parked_events_pkey"},
     "page of parked_events TRUE page": {"parked_events_pkey"},
+    "page of workflow_workers TRUE page": {"workflow_workers_pkey", "workflow_workers_queue"},
+    "page of workflow_workers TRUE count": {"workflow_workers_pkey", "workflow_workers_queue"},
 }
 """Other indexes that PostgreSQL may use as well: they have the same rows in an order that serves, or few rows."""
 

@@ -7,6 +7,10 @@ from markupsafe import Markup, escape
 
 from timer_service.core.values.duration import parse_duration
 from timer_service.core.values.instant import format_instant, parse_instant
+from timer_service.schedules.calendar.cron import describe
+from timer_service.schedules.calendar.errors import RecurrenceError
+from timer_service.schedules.calendar.zones import stretch_at
+from timer_service.ui.words import why_failed, why_rejected, why_skipped
 from timer_service.visible import escape_hidden
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
@@ -40,6 +44,16 @@ def day_and_time(value: str | int) -> str:
     """Return an instant in UTC, such as `2026-11-23 06:20:01`. Milliseconds are shown if there are any."""
     text = format_instant(milliseconds(value)).replace("T", " ").removesuffix("Z")
     return text.removesuffix(".000")
+
+
+def local_time(value: str | int, zone: str) -> str:
+    """Return what the clocks of a zone show at an instant; nothing if it is what UTC shows, or the zone is unknown."""
+    at = milliseconds(value)
+    try:
+        offset = stretch_at(zone, at // 1000).offset
+        return day_and_time(at + 1000 * offset)[: len("2026-11-23T06:20:01")] if offset else ""
+    except (RecurrenceError, ValueError):
+        return ""
 
 
 def distance(value: str | int, now: int) -> str:
@@ -112,6 +126,7 @@ def input_value(text: str | None) -> Markup:
 
 FILTERS = (
     *(milliseconds, iso, day_and_time, distance, duration, length_of, seconds, number, at_least),
-    *(json_text, short_json, input_value, input_time),
+    *(json_text, short_json, input_value, input_time, why_rejected, why_failed, why_skipped),
+    *(describe, local_time),
 )
 """The functions that templates use."""

@@ -48,8 +48,8 @@ class Need(NamedTuple):
     """An edge to a box."""
 
     name: str
-    always: bool = False
-    """Whether the job runs even if this one fails."""
+    mood: str = ""
+    """How it is drawn."""
 
 
 class Box(NamedTuple):
@@ -69,7 +69,7 @@ class Edge(NamedTuple):
 
     path: str
     """The points of an SVG path."""
-    always: bool
+    mood: str
 
 
 class Drawing(NamedTuple):
@@ -143,7 +143,7 @@ class _Chain(NamedTuple):
 
     points: Sequence[int]
     """Their numbers: they are looked up often, and a number is found faster than a name."""
-    always: bool
+    mood: str
 
 
 def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple[list[_Point], list[_Chain]]:
@@ -165,7 +165,7 @@ def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple
         passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if has_few_points else []
         between = range(len(points), len(points) + len(passed))
         points += passed
-        chains.append(_Chain([numbers[need.name], *between, numbers[name]], need.always))
+        chains.append(_Chain([numbers[need.name], *between, numbers[name]], need.mood))
     return points, chains
 
 
@@ -258,7 +258,7 @@ def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Dr
         for point in column
         if (name := rows.points[point].box) is not None
     ]
-    edges = [Edge(_path(chain.points, rows, lefts, widths, top), chain.always) for chain in chains]
+    edges = [Edge(_path(chain.points, rows, lefts, widths, top), chain.mood) for chain in chains]
     return Drawing(boxes, edges, max(x - _COLUMN_GAP + _MARGIN, 0), round(bottom - top, 1))
 
 

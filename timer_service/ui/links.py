@@ -19,11 +19,13 @@ def link(page: str, **parameters: Any) -> str:
     return f"{ROOT}/{page}" + (f"?{query}" if query else "")
 
 
-def command(group: str, verb: str, *arguments: str) -> str:
-    """Return a `timer-service` command, quoted for bash and zsh."""
+def command(group: str, verb: str, *arguments: str, **options: str | bool) -> str:
+    """Return a `timer-service` command, quoted for bash and zsh. An option that is True has no value."""
+    given = [f"--{name}" if value is True else f"--{name}={_quote(str(value))}" for name, value in options.items()]
+    quoted = [*map(_quote, arguments)]
     # Without `--`, an argument that begins with a dash would count as an option.
-    marked = ["--", *arguments] if any(each.startswith("-") for each in arguments) else arguments
-    return " ".join(["timer-service", group, verb, *map(_quote, marked)])
+    has_dash = any(each.startswith("-") for each in arguments)
+    return " ".join(["timer-service", group, verb, *([*given, "--", *quoted] if has_dash else [*quoted, *given])])
 
 
 def _quote(text: str) -> str:

@@ -34,6 +34,12 @@ class Content(NamedTuple):
     status: int = 200
 
 
+class Redirect(NamedTuple):
+    """Leads to another page."""
+
+    url: str
+
+
 class Pages:
     """Renders templates. Each value is escaped, and shows its invisible characters."""
 

@@ -39,6 +39,11 @@ class Parameters:
         """Return a parameter as it is."""
         return self._values.get(name)
 
+    @property
+    def given(self) -> Mapping[str, str]:
+        """All parameters that are given."""
+        return self._values
+
     def tenant(self) -> str | None:
         """Return the tenant."""
         tenant = self.text("tenant")

@@ -14,7 +14,7 @@ from timer_service.core.requests.computing import Computing
 from timer_service.core.values.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.ui.instance import Instance
 from timer_service.ui.links import ROOT
-from timer_service.ui.pages import Content, Pages, static_response
+from timer_service.ui.pages import Content, Pages, Redirect, static_response
 from timer_service.ui.parameters import BadParameterError, Parameters
 from timer_service.ui.reads import Reads
 from timer_service.ui.views import VIEWS
@@ -43,7 +43,8 @@ def ui_routes(instance: Instance) -> list[Route]:
         render = partial(pages.render, now=now, section=view.section)
         async with reads.turn:
             try:
-                return await render(await _content(view, request, instance, reads, now))
+                content = await _content(view, request, instance, reads, now)
+                return RedirectResponse(content.url, 303) if isinstance(content, Redirect) else await render(content)
             except Exception:
                 log.exception("page failed", extra={"page": view.path})
                 return await render(_problem(500, "The log of the service has the reason."))
@@ -71,8 +72,8 @@ def ui_routes(instance: Instance) -> list[Route]:
     ]
 
 
-async def _content(view: View, request: Request, instance: Instance, reads: Reads, now: int) -> Content:
-    """Return what a view shows, or the page of its error."""
+async def _content(view: View, request: Request, instance: Instance, reads: Reads, now: int) -> Content | Redirect:
+    """Return what a view shows or where it leads, or the page of its error."""
     try:
         parameters = Parameters(request.query_params.multi_items(), view.parameters)
         return await view.show(Asked(parameters, instance, reads, now))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from timer_service.core.due.row_counts import CountedRows
 from timer_service.core.ports.database import Reader
 from timer_service.core.ports.sql import load_sql
 
@@ -41,3 +42,9 @@ async def count(reader: Reader, rows: Rows, names: Sequence[str]) -> Mapping[str
     """Return how many such rows each tenant has. Counting stops at `MOST_COUNTED`."""
     found = await reader.fetch_each(rows.sql("count"), [{"tenant_id": name, "limit": MOST_COUNTED} for name in names])
     return {row["tenant_id"]: row["count"] for row in found}
+
+
+async def count_all(reader: Reader, rows: Rows) -> int:
+    """Return how many such rows all tenants have. Counting stops at `MOST_COUNTED`."""
+    (row,) = await reader.fetch(CountedRows(rows.table, "", rows.where).sql, {"limit": MOST_COUNTED})
+    return int(row["count"])

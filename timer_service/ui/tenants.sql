@@ -15,9 +15,16 @@ SELECT CAST(:tenant_id AS TEXT) AS tenant_id, COUNT(*) AS count FROM (
     SELECT 1 AS one FROM {table} WHERE {where} AND tenant_id = :tenant_id LIMIT :limit
 ) AS counted
 
--- name: first
--- Returns the first row of a tenant in the order of the index: its id, and why it failed.
-SELECT tenant_id, {id} AS id, {reason} AS reason FROM {table}
+-- name: search
+-- Returns the first ids of a tenant in a range, in order, and whether the page shows them.
+SELECT tenant_id, {id} AS id, {where} AS is_shown FROM {table}
+WHERE tenant_id = :tenant_id AND {id} >= :from AND {id} < :end
+ORDER BY {id}
+LIMIT :limit
+
+-- name: newest
+-- Returns rows of a tenant in the order of an index: their ids, why they failed and when.
+SELECT tenant_id, {id} AS id, {at} AS at, {reason} AS reason FROM {table}
 WHERE {where} AND tenant_id = :tenant_id
 ORDER BY {order}
-LIMIT 1
+LIMIT :limit

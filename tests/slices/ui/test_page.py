@@ -100,14 +100,18 @@ async def test_a_failure_shows_no_values(
 
 
 async def test_overview_shows_health(page: Page) -> None:
-    """The overview shows what is wrong, with its reason escaped."""
+    """The overview begins with what is wrong: each reason once, escaped, with the parts that it impairs."""
     assert "healthy" in (await page.get("/ui/")).text
-    page.health["events"] = Health.down("stream <b> is missing")
+    page.health |= dict.fromkeys(("events", "queries"), Health.down("stream <b> is missing"))
     page.health["commands"] = Health(reason="the log is slow")
     text = (await page.get("/ui/")).text
     assert "needs attention" in text
-    assert 'status bad">down</span> <span class="reason">stream &lt;b&gt; is missing' in text
-    assert 'status warn">impaired</span> <span class="reason">the log is slow' in text
+    assert "healthy" not in text
+    assert re.findall(r'class="reason">(.*?)</span> <span class="quiet">(.*?)<', text) == [
+        ("the log is slow", "affects commands"),
+        ("stream &lt;b&gt; is missing", "affects events, queries"),
+    ]
+    assert re.findall(r'status (?:bad|warn)">(\w+)</span></dd>', text) == ["impaired", "down", "down"]
 
 
 async def test_overview_shows_a_loop_that_hangs(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +119,10 @@ async def test_overview_shows_a_loop_that_hangs(page: Page, monkeypatch: pytest.
     monkeypatch.setattr(Loop, "stalled", property(lambda _: True))
     text = (await page.get("/ui/")).text
     assert "needs attention" in text
-    assert 'status bad">hangs' in text
+    assert re.findall(r'class="reason">(.*?)</span> <span class="quiet">(.*?)<', text) == [
+        ("hangs", "affects loop timers")
+    ]
+    assert "1 of 1 loops fail" in text
 
 
 async def test_few_requests_read_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +152,10 @@ async def test_overview_shows_numbers(page: Page) -> None:
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/")).text
     assert "12,345" in text
-    assert re.search(r'Fired per minute</h3>\s*<p class="figure">100</p>', text)
-    assert re.search(r'Failures</h3>\s*<p class="figure bad">1</p>', text)
-    assert re.search(r'class="figure">\S+ ms <span class="second">\S+ s</span>', text)
+    assert re.search(r'Fired</h3>\s*<p class="figure ">50</p>', text)
+    assert re.search(r'New failures</h3>\s*<p class="figure bad">1</p>', text)
+    assert re.search(r'class="figure ">\S+ ms <span class="second">\S+ s</span>', text)
     assert "<polyline" in text
-    overdue, fired = text.index("Overdue timers"), text.index("Timers fired per minute")
+    overdue, fired = text.index("Overdue timers"), text.index("Timers fired")
     assert "<rect" not in text[overdue:fired]
     assert "<rect" in text[fired:]

@@ -41,7 +41,7 @@ async def test_list(page: Page) -> None:
 
 
 async def test_filters(page: Page) -> None:
-    """Timers are found by call id, state, due range and correlation id."""
+    """Timers are found by the beginning of their ids, state, due range and correlation id."""
     await put(
         page,
         scheduled("early", NOW, correlation_id="order-1"),
@@ -49,8 +49,11 @@ async def test_filters(page: Page) -> None:
         in_state(State.FAILED, scheduled("broken", NOW + 1, correlation_id="order-2")),
     )
     wanted = {
-        "call=late": ["late"],
-        "call=late&state=Failed": [],
+        "prefix=la": ["late"],
+        "prefix=late": ["late"],
+        "prefix=late&state=Failed": [],
+        "prefix=l&correlation=order-2": ["late"],
+        "prefix=lb": [],
         "state=Failed": ["broken"],
         "due_after=2030-01-01T00:00:30": [],
         "correlation=order-2": ["late", "broken"],
@@ -60,13 +63,32 @@ async def test_filters(page: Page) -> None:
         assert calls((await page.get(f"/ui/timers?tenant=acme&{query}")).text) == expected, query
 
 
+async def test_search_for_ids(page: Page) -> None:
+    """Timers are found by the beginning of their ids, in the order of the ids, page by page, whatever their states."""
+    names = [f"a-{number:03d}" for number in range(120)]
+    timers = [scheduled(each, NOW + 1000 - at, Position(1, at + 1)) for at, each in enumerate(names)]
+    await put(page, *timers[:60], *(in_state(State.FAILED, each) for each in timers[60:]), scheduled("b"))
+    pages = [calls(text) async for text in page.follow("/ui/timers?tenant=acme&prefix=a-")]
+    assert pages == [names[:50], names[50:100], names[100:]]
+    failed = [text async for text in page.follow("/ui/timers?tenant=acme&prefix=a-&state=Failed")]
+    assert [calls(text) for text in failed] == [names[60:110], names[110:]]
+    assert all("timer-service timers retry acme --failed --prefix=a-<" in text for text in failed)
+
+
+async def test_the_only_tenant(page: Page) -> None:
+    """If one tenant alone has timers, its list is shown at once."""
+    await put(page, scheduled(tenant="globex"))
+    answer = await page.get("/ui/timers?state=Failed")
+    assert (answer.status, answer.headers["location"]) == (303, "/ui/timers?state=Failed&tenant=globex")
+
+
 async def test_due_range(page: Page) -> None:
-    """The due range includes its start and excludes its end, also of a search for a call id."""
+    """The due range includes its start and excludes its end, also of a search for ids."""
     await put(page, *(scheduled(f"call-{second}", second * 1000, Position(1, second)) for second in range(1, 5)))
     query = "tenant=acme&due_after=1970-01-01T00:00:02&due_before=1970-01-01T00:00:04"
     text = (await page.get(f"/ui/timers?{query}")).text
     assert calls(text) == ["call-2", "call-3"]
-    found = [calls((await page.get(f"/ui/timers?{query}&call=call-{number}")).text) for number in range(1, 5)]
+    found = [calls((await page.get(f"/ui/timers?{query}&prefix=call-{number}")).text) for number in range(1, 5)]
     assert found == [[], ["call-2"], ["call-3"], []]
     assert 'value="1970-01-01T00:00:02"' in text
 

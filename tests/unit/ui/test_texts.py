@@ -8,8 +8,11 @@ import pytest
 from markupsafe import Markup
 
 from timer_service.cli.output import one_line
-from timer_service.ui import charts, formats
+from timer_service.runs.messages import FlawCode
+from timer_service.schedules.messages import SkipReason
+from timer_service.ui import charts, formats, words
 from timer_service.ui.links import command, link
+from timer_service.workflows.messages import FailureCode
 
 HOUR = 3_600_000
 
@@ -36,6 +39,19 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.short_json, ("x" * 159,), f'"{"x" * 159}\N{HORIZONTAL ELLIPSIS}'),
     (formats.json_text, ({"<b>": "x\u2028"},), "{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028&#34;\n}"),
     (link, ("",), "/ui/"),
+    (formats.local_time, ("2026-11-23T08:00:00.000Z", "Europe/Berlin"), "2026-11-23 09:00:00"),
+    (formats.local_time, ("2026-07-01T23:30:00.500Z", "Asia/Kolkata"), "2026-07-02 05:00:00"),
+    (formats.local_time, ("2026-11-23T08:00:00.000Z", "UTC"), ""),
+    (formats.local_time, ("2026-11-23T08:00:00.000Z", "Europe/Nowhere"), ""),
+    (words.why_failed, ("DEADLINE", None), "its deadline passed"),
+    (
+        words.why_failed,
+        ("STEP_FAILED", {"type": "OSError", "message": "the step a failed: OSError"}),
+        "the step a failed: OSError",
+    ),
+    (words.why_failed, ("STEP_FAILED", {"type": "OSError", "message": ""}), "a step failed"),
+    (words.why_failed, ("WORKFLOW_ERROR", {"type": "KeyError", "message": "'x'"}), "KeyError: 'x'"),
+    (words.why_failed, ("WORKFLOW_ERROR", {"type": "KeyError"}), "KeyError"),
 ]
 
 
@@ -74,6 +90,24 @@ def test_command_for_a_shell(text: str) -> None:
     arguments = done.stdout.decode().split("\0")[:-1]
     assert [each for each in arguments if each != "--"] == ["acme", text]
     assert words.isprintable()
+
+
+def test_options_of_a_command() -> None:
+    """Options come last, but before an argument that begins with a dash, which would count as one."""
+    assert command("timers", "retry", "acme", failed=True, prefix="a b") == (
+        "timer-service timers retry acme --failed --prefix='a b'"
+    )
+    assert command("timers", "retry", "-rf", failed=True) == "timer-service timers retry --failed -- -rf"
+
+
+def test_every_code_has_words() -> None:
+    """Each code of a rejected run, of a failed workflow and of a skipped slot has words."""
+    for code in FlawCode:
+        assert words.why_rejected(code)
+    for failure in FailureCode:
+        assert words.why_failed(failure, None)
+    for reason in SkipReason:
+        assert words.why_skipped(reason)
 
 
 def test_link() -> None:

@@ -67,12 +67,15 @@ function isUsed() {
   return (main.contains(focused) && focused.matches("a, button, input, select")) || !getSelection().isCollapsed;
 }
 
-// Parts that scroll keep their place and the focus.
+// Parts that scroll or unfold keep their place and the focus.
 function keepPlaces(change) {
-  const parts = () => [...main.querySelectorAll(".scroll, pre")];
+  const folds = () => [...main.querySelectorAll("details")];
+  const opened = folds().map((each) => each.open);
+  const parts = () => [...main.querySelectorAll(".scroll, pre, summary")];
   const places = parts().map((each) => [each.scrollLeft, each.scrollTop]);
   const focused = parts().indexOf(document.activeElement);
   change();
+  folds().forEach((each, number) => { each.open = opened[number] ?? each.open; });
   parts().forEach((each, number) => { [each.scrollLeft, each.scrollTop] = places[number] ?? [0, 0]; });
   parts()[focused]?.focus({ preventScroll: true });
 }

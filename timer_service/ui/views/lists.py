@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from timer_service.core.requests.query import QueryRoute
 from timer_service.ui import tenants
-from timer_service.ui.pages import Content
+from timer_service.ui.links import link
+from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.reads import PAGE_ROWS
-from timer_service.ui.tenants import Rows
+from timer_service.ui.tenants import MOST_COUNTED, Rows
 from timer_service.ui.views.view import Asked
 
 
@@ -23,6 +24,8 @@ class TenantChoice(NamedTuple):
     """What to do if no tenant has any."""
     example: str
     """The command that does it."""
+    order: str = ""
+    """A sentence about the order of the list."""
 
     @property
     def title(self) -> str:
@@ -37,7 +40,7 @@ class StatusList(NamedTuple):
     route: QueryRoute
     statuses: type[StrEnum]
 
-    async def show(self, asked: Asked, template: str, **filters: str | None) -> Content:
+    async def show(self, asked: Asked, template: str, **filters: str | None) -> Content | Redirect:
         """Return one page of the list. `filters` are further fields of the query's request, by their names there."""
         parameters = asked.parameters
         tenant = parameters.tenant()
@@ -63,8 +66,13 @@ async def read_page(asked: Asked, route: QueryRoute, tenant: str, **fields: Any)
     return {**page, "cursor": page.get("cursor"), "is_first": cursor is None}
 
 
-async def choose_tenant(asked: Asked, choice: TenantChoice) -> Content:
-    """Return the page that asks for a tenant, with the tenants that have such rows."""
+async def choose_tenant(asked: Asked, choice: TenantChoice) -> Content | Redirect:
+    """Return the page that asks for a tenant, with the tenants that have such rows, or the list of the only tenant."""
     after = asked.parameters.text("after") or ""
     found = await tenants.page(asked.reads.reader, choice.rows, after)
-    return Content("tenants.html", {"choice": choice, "found": found, "after": after})
+    if not after and len(found.names) == 1:
+        return Redirect(link(choice.things, **{**asked.parameters.given, "tenant": found.names[0]}))
+    counts = await tenants.count(asked.reads.reader, choice.rows, found.names)
+    given = {**asked.parameters.given, "after": None}
+    values = {"choice": choice, "found": found, "after": after, "counts": counts, "most": MOST_COUNTED, "given": given}
+    return Content("tenants.html", values)

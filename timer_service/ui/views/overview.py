@@ -1,27 +1,111 @@
-"""The overview: how much there is to do, how fast it is done, and what is wrong."""
+"""The overview: what is wrong, how much there is to do and how fast it is done, what comes next, and what failed."""
 
 import platform
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from timer_service.core.due.loop import Loop
-from timer_service.ui import charts
-from timer_service.ui.activity import Activity, Minute, activity
+from timer_service.core.ports.database import Reader
+from timer_service.core.ports.health import Health
+from timer_service.core.ports.sql import load_sql
+from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.ui import charts, tenants
+from timer_service.ui.activity import MINUTES, Activity, Minute, activity
+from timer_service.ui.failures import Failure, Kind, count_kinds, read_newest
+from timer_service.ui.instance import Instance
+from timer_service.ui.links import link
 from timer_service.ui.pages import Content
+from timer_service.ui.rejections import RejectedCommand
 from timer_service.ui.samples import last_passes
+from timer_service.ui.tenants import MOST_COUNTED, Rows
+from timer_service.ui.views.runs import OpenRun, read_open_runs
 from timer_service.ui.views.view import Asked, main_view
+from timer_service.workflows.messages import WorkflowStatus
+from timer_service.workflows.queries import ONLINE_MS
+
+_SQL = load_sql("timer_service.ui", "rows.sql")
+_OPEN_RUNS = Rows("runs", "sweep_at IS NOT NULL")
+_COUNTS = "row-counts"
+"""The loop that counts rows for the metrics, in each of its passes."""
+_NEXT = 10
+_FAILURES = 5
+_RUNS = 5
+"""How many rows each list shows."""
+_TENANTS = 10
+"""The newest failures are those of so many tenants of each kind."""
+_LEAST_MINUTES = 10
+"""How many minutes a chart shows at least. The charts of an instance that has just started show no whole hour."""
+
+
+class _Next(NamedTuple):
+    """A timer or a slot of a schedule that will fire."""
+
+    kind: str
+    tenant_id: str
+    id: str
+    due_at: int
+    zone: str
+
+    @property
+    def url(self) -> str:
+        """The URL of its page."""
+        return link(self.kind, tenant=self.tenant_id, id=self.id)
+
+
+class _Failed(NamedTuple):
+    """Something that failed, or a command that was rejected."""
+
+    at: int
+    what: str
+    tenant: str
+    id: str
+    reason: str
+    url: str
+
+
+class _Work(NamedTuple):
+    """What the database has, of all tenants."""
+
+    next: Sequence[_Next]
+    failed: Mapping[Kind, int]
+    failures: Sequence[_Failed]
+    workflows: Mapping[str, int]
+    """The open workflows, by status."""
+    workers: int
+    """The workers that are online."""
+    runs: Sequence[OpenRun]
+    open_runs: int
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether workflows wait and no worker is online."""
+        return not self.workers and WorkflowStatus.WAITING in self.workflows
+
+
+class _Fault(NamedTuple):
+    """A reason why parts of the instance do not work."""
+
+    reason: str
+    parts: Sequence[str]
 
 
 async def _show(asked: Asked) -> Content:
     instance = asked.instance
     passes = last_passes(instance.registry)
-    hour = activity(instance.samples.all, asked.now)
+    hour = activity(instance.samples.until(asked.now), asked.now)
+    loops = instance.loops()
     values = {
+        "faults": _faults(instance, loops),
+        "work": await _read_work(asked),
+        "most": MOST_COUNTED,
         "activity": hour,
+        "counted_at": passes.get(_COUNTS),
         "charts": _charts(hour),
-        "flows": instance.flows(),
-        "needs": instance.needs(),
-        "loops": [_loop(loop, passes.get(loop.name)) for loop in instance.loops()],
+        "parts_of_instance": {**instance.flows(), **instance.needs()},
+        "loops": [_loop(loop, passes.get(loop.name)) for loop in loops],
         "role": instance.role,
         "engine": instance.database.engine,
         "version": version("timer-service"),
@@ -31,15 +115,81 @@ async def _show(asked: Asked) -> Content:
     return Content("overview.html", values)
 
 
+def _faults(instance: Instance, loops: Sequence[Loop]) -> Sequence[_Fault]:
+    """Return what is wrong, each reason once: the broker, for example, is the reason of several parts."""
+    found: dict[str, list[str]] = {}
+    for name, health in chain(instance.needs().items(), instance.flows().items(), map(_health_of, loops)):
+        if health.reason is not None:
+            found.setdefault(health.reason, []).append(name)
+    return [_Fault(reason, parts) for reason, parts in found.items()]
+
+
+def _health_of(loop: Loop) -> tuple[str, Health]:
+    """Return a loop, and its health without its name: many loops have the same reason. One that hangs is down, too."""
+    name, reason = f"loop {loop.name}", loop.health.reason
+    if reason is None:
+        return name, Health.down("hangs") if loop.stalled else loop.health
+    return name, Health.down(reason.removeprefix(f"{name} ").removeprefix("fails: "))
+
+
 def _loop(loop: Loop, passed_at: int | None) -> dict[str, Any]:
-    return {"name": loop.name, "health": loop.health, "stalled": loop.stalled, "passed_at": passed_at}
+    return {"name": loop.name, "health": _health_of(loop)[1], "passed_at": passed_at}
+
+
+async def _read_work(asked: Asked) -> _Work | None:
+    """Return what the database has, or None if it does not answer: the page shows the health all the same."""
+    reader, now = asked.reads.reader, asked.now
+    try:
+        failed = await count_kinds(reader)
+        workflows = await reader.fetch(_SQL["open_workflows"], {"limit": MOST_COUNTED})
+        (workers,) = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
+        return _Work(
+            next=await _read_next(reader),
+            failed=failed,
+            failures=_newest([*await _read_failures(reader, failed), *map(_rejected, asked.instance.rejected())]),
+            workflows={row["status"]: row["count"] for row in workflows},
+            workers=workers["count"],
+            runs=await read_open_runs(reader, _RUNS),
+            open_runs=await tenants.count_all(reader, _OPEN_RUNS),
+        )
+    except DatabaseUnavailableError:
+        return None
+
+
+async def _read_next(reader: Reader) -> Sequence[_Next]:
+    """Return the timers and the slots that fire next, the earliest first."""
+    found: list[tuple[int, _Next]] = []
+    for kind, block in (("timer", "next_timers"), ("schedule", "next_slots")):
+        rows = await reader.fetch(_SQL[block], {"limit": _NEXT})
+        found += [(row["available_at"], _Next(kind, *(row[name] for name in _Next._fields[1:]))) for row in rows]
+    return [each for _, each in sorted(found)[:_NEXT]]
+
+
+async def _read_failures(reader: Reader, failed: Mapping[Kind, int]) -> Sequence[_Failed]:
+    """Return the newest failures of the first tenants of each kind."""
+    found: list[Failure] = []
+    for kind in failed:
+        page = await tenants.page(reader, kind.rows, "", _TENANTS)
+        found += await read_newest(reader, kind, page.names, _FAILURES)
+    return [_Failed(each.at, each.kind.one, each.tenant, each.id, each.reason, each.url) for each in found]
+
+
+def _rejected(command: RejectedCommand) -> _Failed:
+    reason = f"{command.code}: {command.reason}"
+    return _Failed(command.at, command.command, command.tenant, command.command_id, reason, link("failed"))
+
+
+def _newest(failed: Sequence[_Failed]) -> Sequence[_Failed]:
+    return sorted(failed, key=attrgetter("at"), reverse=True)[:_FAILURES]
 
 
 def _charts(hour: Activity) -> dict[str, Any]:
     """Return the shapes of each chart, and the largest value of each. The two lags share one scale."""
-    columns = {name: [getattr(minute, name) for minute in hour.minutes] for name in Minute._fields}
+    shown = hour.minutes[-_shown_minutes(hour.minutes) :]
+    columns = {name: [getattr(minute, name) for minute in shown] for name in Minute._fields}
     slowest = charts.highest(columns["lag_p99"])
     return {
+        "minutes": len(shown),
         "pending": charts.lines(columns["pending"], charts.highest(columns["pending"])),
         "overdue": charts.bars(columns["overdue"]),
         "fired": charts.bars(columns["fired"]),
@@ -48,6 +198,12 @@ def _charts(hour: Activity) -> dict[str, Any]:
         "lag_p99": charts.lines(columns["lag_p99"], slowest),
         "highest": {name: charts.highest(values) for name, values in columns.items()},
     }
+
+
+def _shown_minutes(minutes: Sequence[Minute]) -> int:
+    """Return how many minutes the charts show: those since the first sample, and `_LEAST_MINUTES` at least."""
+    ages = (MINUTES - number for number, minute in enumerate(minutes) if minute.fired is not None)
+    return max(next(ages, 0), _LEAST_MINUTES)
 
 
 OVERVIEW = main_view("", "Overview", _show)

@@ -19,6 +19,7 @@ CHOICE = TenantChoice(
     rows=Rows("schedules"),
     hint="Put the first one:",
     example=f"{command('schedules', 'put', 'acme', 'report')} --cron '0 9 * * MON-FRI' --zone Europe/Berlin",
+    order="By status and id; those that have ended are the last.",
 )
 _SHOW_LIST = partial(StatusList(CHOICE, _ROUTES["list-schedules"], ShownStatus).show, template="schedules.html")
 _UPCOMING = 10

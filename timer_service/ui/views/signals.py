@@ -8,7 +8,7 @@ from timer_service.signals.queries import QUERIES, GetSignal
 from timer_service.signals.signal import Status
 from timer_service.ui.formats import day_and_time
 from timer_service.ui.links import command
-from timer_service.ui.pages import Content
+from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice, read_page
 from timer_service.ui.views.view import Asked, item_view, main_view
@@ -19,12 +19,15 @@ CHOICE = TenantChoice(
     rows=Rows("work_signals"),
     hint="Create the first one:",
     example=f"{command('signals', 'create', 'acme', 'ask-kim')} --item ticket-1 --on blocked",
+    order="By status and id; those that have ended are the last.",
 )
 _LIST = StatusList(CHOICE, _ROUTES["list-signals"], Status)
 
 
-async def _show_list(asked: Asked) -> Content:
+async def _show_list(asked: Asked) -> Content | Redirect:
     content = await _LIST.show(asked, "signals.html", work_item_id=asked.parameters.identifier("work_item_id"))
+    if isinstance(content, Redirect):
+        return content
     for signal in content.values.get("items", ()):
         signal["firesWhen"] = _fires_when(signal)
     return content

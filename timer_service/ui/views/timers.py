@@ -4,15 +4,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from timer_service.core.ports.database import Reader, Row
+from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import Code, Rejection
-from timer_service.core.values.instant import LATEST, format_optional, parse_instant
-from timer_service.core.values.paging import write_cursor
+from timer_service.core.values.instant import LATEST, format_instant, format_optional, parse_instant
+from timer_service.core.values.paging import read_cursor, write_cursor
+from timer_service.core.values.stored_json import omit_none
 from timer_service.timers import store
-from timer_service.timers.messages import GetTimer, ListTimers, State
+from timer_service.timers.cancellations import prefix_end
+from timer_service.timers.messages import ListTimers, State
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Key, Timer
 from timer_service.ui.links import command
-from timer_service.ui.pages import Content
+from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.parameters import Parameters
 from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import MOST_COUNTED, Rows
@@ -26,8 +30,9 @@ CHOICE = TenantChoice(
     hint="Schedule the first one:",
     example=f"{command('timers', 'schedule', 'acme', 'call-1')} --in 10s",
 )
+_SQL = load_sql("timer_service.ui", "rows.sql")
 _SEARCHED = 500
-"""How many timers a search for a correlation id reads at most: no index has correlation ids."""
+"""How many timers a search reads at most. No index has correlation ids, or ids together with other filters."""
 
 
 class _Found(NamedTuple):
@@ -36,18 +41,20 @@ class _Found(NamedTuple):
     timers: Sequence[Mapping[str, Any]]
     cursor: str | None = None
     looked_at: int | None = None
-    """How many timers a search for a correlation id has read."""
+    """How many timers a search has read that has no index for all its filters."""
 
 
-async def _show_list(asked: Asked) -> Content:
+async def _show_list(asked: Asked) -> Content | Redirect:
     parameters = asked.parameters
     tenant = parameters.tenant()
     if tenant is None:
         return await choose_tenant(asked, CHOICE)
     filters = _filters(parameters)
     found = await _find(asked, tenant, filters)
+    retries = {"failed": True} if filters.prefix is None else {"failed": True, "prefix": filters.prefix}
     values = {
         "tenant": tenant,
+        "retry_all": command("timers", "retry", tenant, **retries),
         "given": {name: parameters.text(name) for name in _NAMES},
         "due_after": filters.request.due_after,
         "due_before": filters.request.due_before,
@@ -60,15 +67,21 @@ async def _show_list(asked: Asked) -> Content:
     return Content("timers.html", values)
 
 
-_NAMES = ("tenant", "call", "state", "due_after", "due_before", "correlation")
+_NAMES = ("tenant", "prefix", "state", "due_after", "due_before", "correlation")
 
 
 class _Filters(NamedTuple):
-    """What a search wants: a call id, a correlation id, and the other filters as the request for a list."""
+    """What a search wants: the beginning of ids, a correlation id, and the rest as the request for a list."""
 
-    call: str | None
+    prefix: str | None
     correlation: str | None
     request: ListTimers
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there are other filters than the beginning of ids."""
+        wanted = self.request
+        return (self.correlation, wanted.state, wanted.due_after, wanted.due_before) != (None, None, None, None)
 
 
 def _filters(parameters: Parameters) -> _Filters:
@@ -79,22 +92,44 @@ def _filters(parameters: Parameters) -> _Filters:
         limit=PAGE_ROWS,
         cursor=parameters.text("cursor"),
     )
-    return _Filters(parameters.identifier("call"), parameters.identifier("correlation"), request)
+    return _Filters(parameters.identifier("prefix"), parameters.identifier("correlation"), request)
 
 
 async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
-    """Return the timers that fit the filters: the one with a call id, those with a correlation id, or a page."""
-    if filters.call is not None:
-        request = GetTimer(service_call_id=filters.call)
-        try:
-            timer = await asked.reads.ask(_ROUTES["get-timer"], tenant, request)
-        except Rejection:  # there is no such timer
-            return _Found([])
-        return _Found([timer] if _fits(timer, filters) else [])
+    """Return a page of the timers that fit the filters."""
+    if filters.prefix is not None:
+        return await _search_ids(asked.reads.reader, tenant, filters.prefix, filters)
     if filters.correlation is not None:
         return await _search(asked, tenant, filters)
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, filters.request)
     return _Found(page["timers"], page.get("cursor"))
+
+
+async def _search_ids(reader: Reader, tenant: str, prefix: str, filters: _Filters) -> _Found:
+    """Return the timers whose ids begin with a prefix, in the order of their ids. The cursor is the next id."""
+    cursor = filters.request.cursor
+    start = prefix if cursor is None else max(prefix, *read_cursor(cursor, str))
+    bounds = {"from": start, "end": prefix_end(prefix), "limit": _SEARCHED + 1}
+    rows = await reader.fetch(_SQL["timers_by_id"], {"tenant_id": tenant, **bounds})
+    fit = [timer for timer in map(_listed, rows[:_SEARCHED]) if _fits(timer, filters)]
+    following = [
+        *(timer["serviceCallId"] for timer in fit[PAGE_ROWS:]),
+        *(row["service_call_id"] for row in rows[_SEARCHED:]),
+    ]
+    looked_at = len(rows[:_SEARCHED]) if filters.are_many else None
+    return _Found(fit[:PAGE_ROWS], write_cursor(following[:1]) if following else None, looked_at)
+
+
+def _listed(row: Row) -> Mapping[str, Any]:
+    """Return a timer as a list shows it, with the names of a reply."""
+    return omit_none(
+        serviceCallId=row["service_call_id"],
+        state=row["state"],
+        dueAt=format_instant(row["due_at"]),
+        attempt=row["attempt"],
+        lastError=row["last_error"],
+        correlationId=row["correlation_id"],
+    )
 
 
 async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:

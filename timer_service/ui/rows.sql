@@ -1,0 +1,56 @@
+-- name: next_timers
+-- Returns the timers that fire next, also those that wait for their next attempt.
+SELECT tenant_id, service_call_id AS id, due_at, 'UTC' AS zone, available_at
+FROM timer_schedules
+WHERE available_at IS NOT NULL
+ORDER BY available_at
+LIMIT :limit
+
+-- name: next_slots
+-- Returns the schedules that fire next.
+SELECT tenant_id, schedule_id AS id, slot_at AS due_at, zone, available_at
+FROM schedules
+WHERE available_at IS NOT NULL
+ORDER BY available_at
+LIMIT :limit
+
+-- name: open_workflows
+-- Counts the open workflows by status, at most the limit together.
+SELECT status, COUNT(*) AS count FROM (
+    SELECT status FROM workflows WHERE ended_at IS NULL LIMIT :limit
+) AS counted
+GROUP BY status
+
+-- name: workers
+-- Counts the workers that were seen since an instant, at most the limit.
+SELECT COUNT(*) AS count FROM (
+    SELECT 1 AS one FROM workflow_workers WHERE seen_at > :since LIMIT :limit
+) AS counted
+
+-- name: open_runs
+-- Returns runs that have not ended, in the order in which the sweep looks at them.
+SELECT tenant_id, run_id, created_at
+FROM runs
+WHERE sweep_at IS NOT NULL
+ORDER BY sweep_at
+LIMIT :limit
+
+-- name: count_jobs
+-- Counts the jobs of a run: all, at most the limit, and those that are open and that failed.
+SELECT tenant_id, run_id, open_jobs, failed_jobs, (
+    SELECT COUNT(*) FROM (
+        SELECT 1 AS one FROM run_jobs
+        WHERE run_jobs.tenant_id = runs.tenant_id AND run_jobs.run_id = runs.run_id
+        LIMIT :limit
+    ) AS counted
+) AS jobs
+FROM runs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: timers_by_id
+-- Returns the next timers of a tenant in a range of ids, in their order, without their data.
+SELECT service_call_id, state, due_at, attempt, last_error, correlation_id
+FROM timer_schedules
+WHERE tenant_id = :tenant_id AND service_call_id >= :from AND service_call_id < :end
+ORDER BY service_call_id
+LIMIT :limit
