@@ -35,7 +35,10 @@ FILLED = [
     ),
     *(link(name, tenant="acme", id=id_) for name, id_ in ITEMS.items()),
     link("failed"),
+    link("timers", tenant="acme", prefix="x", correlation="x"),
+    link("search", id="x"),
     link("timers"),
+    link("workers"),
     link("timers", tenant="many"),
     link("timers", tenant="a b"),
     link("nope"),
@@ -135,21 +138,23 @@ async def test_filled_pages(filled: Site) -> None:
 
 @pytest.mark.slow
 async def test_live_updates(filled: Site) -> None:
-    """The overview updates itself, keeps the focus of the reader, and can be paused."""
+    """The overview updates itself, keeps the focus of the reader and what is unfolded, and can be paused."""
     await filled.tab.before_scripts("const real = setInterval; window.setInterval = (step) => real(step, 50)")
     await filled.tab.look(width=1280)
     await filled.tab.visit(f"{filled.url}/ui/")
-    assert "needs attention" in await filled.tab.run("document.querySelector('.lead').textContent")
+    assert "needs attention" in await filled.tab.run("document.querySelector('.verdict').textContent")
     assert await filled.tab.run("document.getElementById('updates').textContent") == UPDATED
     await filled.tab.run("document.querySelector('#updates button').click()")
     assert "paused" in await filled.tab.run("document.getElementById('updates').textContent")
     filled.page.health["events"] = HEALTHY
     await filled.tab.run("document.querySelector('#updates button').click()")
+    await filled.tab.run("document.querySelector('details').open = true")
     await filled.tab.run("document.querySelector('.scroll').focus()")
     async with asyncio.timeout(40):
-        while "healthy" not in await filled.tab.run("document.querySelector('.lead').textContent"):
+        while "healthy" not in await filled.tab.run("document.querySelector('.verdict').textContent"):
             await filled.tab.run("new Promise(requestAnimationFrame).then(() => 0)")
     assert await filled.tab.run("document.activeElement.className") == "scroll"
+    assert await filled.tab.run("document.querySelector('details').open")
     assert filled.tab.errors == []
 
 

@@ -17,6 +17,7 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("m
 _SHOWN_UNITS = 2
 _SMALL = 10
 _SHORT = 160
+_LONGEST_IN_LIST = 300
 _UNKNOWN = "\N{EN DASH}"
 
 
@@ -113,6 +114,11 @@ def json_text(value: Any) -> Markup:
     return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
 
 
+def short(text: str) -> str:
+    """Return the beginning of a text, as a list shows it."""
+    return text if len(text) <= _LONGEST_IN_LIST else f"{text[:_LONGEST_IN_LIST]}\N{HORIZONTAL ELLIPSIS}"
+
+
 def short_json(value: Any) -> str:
     """Return the beginning of a value as JSON on one line."""
     text = json.dumps(value, ensure_ascii=False)
@@ -126,7 +132,7 @@ def input_value(text: str | None) -> Markup:
 
 FILTERS = (
     *(milliseconds, iso, day_and_time, distance, duration, length_of, seconds, number, at_least),
-    *(json_text, short_json, input_value, input_time, why_rejected, why_failed, why_skipped),
+    *(json_text, short, short_json, input_value, input_time, why_rejected, why_failed, why_skipped),
     *(describe, local_time),
 )
 """The functions that templates use."""

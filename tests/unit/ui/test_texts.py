@@ -34,6 +34,8 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.number, (None,), "\N{EN DASH}"),
     (formats.at_least, (999, 1000), "999"),
     (formats.at_least, (1000, 1000), "1,000+"),
+    (formats.short, ("x" * 300,), "x" * 300),
+    (formats.short, ("x" * 301,), "x" * 300 + "\N{HORIZONTAL ELLIPSIS}"),
     (formats.short_json, ({"a": "日"},), '{"a": "日"}'),
     (formats.short_json, ("x" * 158,), f'"{"x" * 158}"'),
     (formats.short_json, ("x" * 159,), f'"{"x" * 159}\N{HORIZONTAL ELLIPSIS}'),

@@ -7,6 +7,7 @@ from typing import Any
 from timer_service.core.service.workflow_start import NAME_PATTERN
 from timer_service.ui import tenants
 from timer_service.ui.failures import KINDS
+from timer_service.ui.formats import milliseconds
 from timer_service.ui.links import command
 from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.parameters import BadParameterError
@@ -45,9 +46,14 @@ async def _show_list(asked: Asked) -> Content | Redirect:
     if isinstance(content, Redirect) or "items" not in content.values:
         return content
     reader, tenant = asked.reads.reader, content.values["tenant"]
-    keys = {Key(tenant, each["workflowId"]): each for each in content.values["items"] if "endedAt" not in each}
-    for key, names in (await find_waits(reader, keys, _MOST_MESSAGES)).items():
-        keys[key]["waitsFor"] = names  # also of one whose wait ends at some time, which the query leaves out
+    # The query says for which messages a workflow waits, unless a sleep or the time of a wait ends earlier.
+    waiting = {
+        Key(tenant, each["workflowId"]): each
+        for each in content.values["items"]
+        if each["status"] == WorkflowStatus.WAITING and milliseconds(each["dueAt"]) > asked.now
+    }
+    for key, names in (await find_waits(reader, waiting, _MOST_MESSAGES)).items():
+        waiting[key]["waitsFor"] = names
     counts = [(kind, (await tenants.count(reader, kind.rows, [tenant]))[tenant]) for kind in _ATTENTION]
     attention = [(kind.title, kind.list(tenant), count) for kind, count in counts if count]
     return content._replace(values={**content.values, "attention": attention})
