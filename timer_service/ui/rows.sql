@@ -15,17 +15,15 @@ ORDER BY available_at
 LIMIT :limit
 
 -- name: open_workflows
--- Counts the open workflows by status, at most the limit together.
-SELECT status, COUNT(*) AS count FROM (
-    SELECT status FROM workflows WHERE ended_at IS NULL LIMIT :limit
+-- Counts the open workflows by lane and status, and those that are due apart, at most the limit together.
+SELECT tenant_id, queue, type, status, is_due, COUNT(*) AS count FROM (
+    SELECT tenant_id, queue, type, status, due_at <= :now AS is_due FROM workflows WHERE ended_at IS NULL LIMIT :limit
 ) AS counted
-GROUP BY status
+GROUP BY tenant_id, queue, type, status, is_due
 
 -- name: workers
--- Counts the workers that were seen since an instant, at most the limit.
-SELECT COUNT(*) AS count FROM (
-    SELECT 1 AS one FROM workflow_workers WHERE seen_at > :since LIMIT :limit
-) AS counted
+-- Returns the workers that were seen since an instant.
+SELECT tenant_id, queue, types FROM workflow_workers WHERE seen_at > :since LIMIT :limit
 
 -- name: open_runs
 -- Returns runs that have not ended, in the order in which the sweep looks at them.

@@ -46,6 +46,7 @@ async def test_failures_agree(filled: Page) -> None:
     """The overview has the same number of failures of each kind as the page of failures, and names them."""
     text = (await filled.get("/ui/")).text
     assert "healthy" in text
+    assert 'Workflows without a worker</a>: <b class="num">2</b>' in text  # of the type `rare`
     counts = re.findall(r'<a href="/ui/failed\?kind=\w+">([^<]*)</a>: <b class="num">(\d+)</b>', text)
     failed = (await filled.get("/ui/failed")).text
     sections = re.findall(r"<h2 [^>]*>([^<]*)</h2>(.*?)</section>", failed, re.DOTALL)
@@ -82,7 +83,7 @@ async def test_work_in_progress(page: Page) -> None:
     for name in ("one", "two"):
         await workflows.start(name)
     text = (await page.get("/ui/")).text
-    assert "Workflows wait, and no worker is online" in text
+    assert 'Workflows without a worker</a>: <b class="num">2</b>' in text
     assert part(text, "workflows") == "Workflows waiting 2 workers online 0"
     async with database.transaction() as tx:
         for name, seen in (("w-1", NOW), ("w-2", NOW - 59_999), ("w-3", NOW - 60_000)):
@@ -93,7 +94,7 @@ async def test_work_in_progress(page: Page) -> None:
     await runs.start({"a": []}, runId="ended")
     await runs.report("success", "a", runId="ended")
     text = (await page.get("/ui/")).text
-    assert "no worker is online" not in text
+    assert "Workflows without a worker" not in text
     assert part(text, "workflows") == "Workflows waiting 2 workers online 2"
     assert re.sub(r" \d+ \w+ ago", "", part(text, "runs")) == (
         "Runs in progress 1 The newest runs that have not ended Id Jobs that ended build run of acme, 2 of 3, 1 failed"

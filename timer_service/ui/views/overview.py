@@ -1,6 +1,8 @@
 """The overview: what is wrong, how much there is to do and how fast it is done, what comes next, and what failed."""
 
+import json
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import chain
@@ -8,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.due.loop import Loop
-from timer_service.core.ports.database import Reader
+from timer_service.core.ports.database import Reader, Row
 from timer_service.core.ports.health import Health
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import DatabaseUnavailableError
@@ -74,15 +76,12 @@ class _Work(NamedTuple):
     failures: Sequence[_Failed]
     workflows: Mapping[str, int]
     """The open workflows, by status."""
+    without_worker: int
+    """The workflows that are due, and for whose queue and type no worker asks."""
     workers: int
     """The workers that are online."""
     runs: Sequence[OpenRun]
     open_runs: int
-
-    @property
-    def lacks_workers(self) -> bool:
-        """Whether workflows wait and no worker is online."""
-        return not self.workers and WorkflowStatus.WAITING in self.workflows
 
 
 class _Fault(NamedTuple):
@@ -141,19 +140,39 @@ async def _read_work(asked: Asked) -> _Work | None:
     reader, now = asked.reads.reader, asked.now
     try:
         failed = await count_kinds(reader)
-        workflows = await reader.fetch(_SQL["open_workflows"], {"limit": MOST_COUNTED})
-        (workers,) = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
+        workflows = await reader.fetch(_SQL["open_workflows"], {"now": now, "limit": MOST_COUNTED})
+        workers = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
         return _Work(
             next=await _read_next(reader),
             failed=failed,
             failures=_newest([*await _read_failures(reader, failed), *map(_rejected, asked.instance.rejected())]),
-            workflows={row["status"]: row["count"] for row in workflows},
-            workers=workers["count"],
+            workflows=_by_status(workflows),
+            without_worker=_without_worker(workflows, workers),
+            workers=len(workers),
             runs=await read_open_runs(reader, _RUNS),
             open_runs=await tenants.count_all(reader, _OPEN_RUNS),
         )
     except DatabaseUnavailableError:
         return None
+
+
+def _by_status(workflows: Sequence[Row]) -> Mapping[str, int]:
+    counts = Counter[str]()
+    for row in workflows:
+        counts[row["status"]] += row["count"]
+    return {status: counts[status] for status in WorkflowStatus if counts[status]}
+
+
+def _without_worker(workflows: Sequence[Row], workers: Sequence[Row]) -> int:
+    """Return how many workflows wait for a worker, while none asks for their queue and type."""
+    asked = {(row["tenant_id"], row["queue"], each) for row in workers for each in json.loads(row["types"])}
+    return sum(
+        row["count"]
+        for row in workflows
+        if row["status"] == WorkflowStatus.WAITING
+        and row["is_due"]
+        and (row["tenant_id"], row["queue"], row["type"]) not in asked
+    )
 
 
 async def _read_next(reader: Reader) -> Sequence[_Next]:
