@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from timer_service.core.events.outbox import OUTBOX
 from timer_service.core.ports.database import Reader, Row
+from timer_service.core.ports.sql import load_sql
 from timer_service.events.store import TABLE as PARKED_EVENTS
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES
@@ -17,8 +18,9 @@ from timer_service.ui.links import command, link
 from timer_service.ui.tenants import Rows, count_all
 from timer_service.ui.words import why_failed
 from timer_service.workflows.messages import WorkflowStatus
-from timer_service.workflows.store import find_texts
 from timer_service.workflows.workflow import BLOCKED_FROM, Key
+
+_SQL = load_sql("timer_service.ui", "rows.sql")
 
 
 class Kind(NamedTuple):
@@ -192,6 +194,7 @@ async def _reasons(reader: Reader, kind: Kind, rows: Sequence[Row]) -> Sequence[
     """Return why each row failed. The error of a workflow is in another table."""
     if kind.reason != "failure_code":
         return [row["reason"] or "" for row in rows]
-    texts = await find_texts(reader, [Key(row["tenant_id"], row["id"]) for row in rows])
-    errors = {key: json.loads(text.error) for key, text in texts.items() if text.error is not None}
-    return [why_failed(row["reason"], errors.get(Key(row["tenant_id"], row["id"]))) for row in rows]
+    keys = [Key(row["tenant_id"], row["id"]) for row in rows]
+    found = await reader.fetch_each(_SQL["workflow_error"], [key._asdict() for key in keys])
+    errors = {Key(row["tenant_id"], row["workflow_id"]): json.loads(row["error"]) for row in found}
+    return [why_failed(row["reason"], errors.get(key)) for key, row in zip(keys, rows, strict=True)]

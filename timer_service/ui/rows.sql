@@ -52,3 +52,9 @@ FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id >= :from AND service_call_id < :end
 ORDER BY service_call_id
 LIMIT :limit
+
+-- name: workflow_error
+-- Returns the error of a workflow that failed with one.
+SELECT tenant_id, workflow_id, error
+FROM /* each of many */ workflow_data
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND error IS NOT NULL

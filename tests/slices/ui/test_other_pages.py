@@ -365,6 +365,33 @@ async def test_always_jobs_and_attempts(page: Page) -> None:
     assert ", attempt 2</p>" in (await page.get("/ui/run?tenant=acme&id=build")).text
 
 
+async def test_failed_chain(page: Page) -> None:
+    """The jobs are in the order of the graph. The job that failed is named, and its chain is marked up to its end."""
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    graph = {"z": [], "y": ["z"], "x": ["y"], "a": ["z"], "report": [page_data.run_after("x")]}
+    await runs.start(graph, runId="build")
+    for job, status in (("z", "success"), ("y", "failed")):
+        await runs.report(status, job, runId="build")
+    text = (await page.get("/ui/run?tenant=acme&id=build")).text
+    rows = re.findall(r'<tr id="job-\d+"( class="chain")?>\s*<th scope="row" class="id">(\w+)</th>', text)
+    assert {name for is_marked, name in rows if is_marked} == {"y", "x"}
+    names = [name for _, name in rows]
+    assert (names[0], set(names[1:3]), names[3:]) == ("z", {"y", "a"}, ["x", "report"])
+    assert re.search(r"Failed: <a [^>]*>y</a>; 1 job was skipped because of it", text)
+    assert "y did not succeed" in text
+    assert Counter(re.findall(r'<path class="(\w+)"', text)) == {"bad": 1, "always": 1}
+    assert "3 of 5, 1 failed" in (await page.get("/ui/runs?tenant=acme")).text
+
+
+async def test_progress_of_a_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a large run are not all counted."""
+    monkeypatch.setattr("timer_service.ui.views.runs.MOST_COUNTED", 20)
+    runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
+    await runs.start({f"job-{number}": [] for number in range(30)}, runId="large")
+    await runs.report("success", "job-7", runId="large")
+    assert "29 open of 20+" in (await page.get("/ui/runs?tenant=acme")).text
+
+
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is too large to draw has pages of jobs, without a graph, from the first one on."""
     monkeypatch.setattr("timer_service.ui.views.runs.PAGE_ROWS", 100)

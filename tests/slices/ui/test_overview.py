@@ -97,5 +97,5 @@ async def test_work_in_progress(page: Page) -> None:
     assert "Workflows without a worker" not in text
     assert part(text, "workflows") == "Workflows waiting 2 workers online 2"
     assert re.sub(r" \d+ \w+ ago", "", part(text, "runs")) == (
-        "Runs in progress 1 The newest runs that have not ended Id Jobs that ended build run of acme, 2 of 3, 1 failed"
+        "Runs in progress 1 Runs that have not ended Id Jobs that ended build run of acme, 2 of 3, 1 failed"
     )

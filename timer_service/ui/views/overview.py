@@ -36,7 +36,7 @@ _NEXT = 10
 _FAILURES = 5
 _RUNS = 5
 """How many rows each list shows."""
-_TENANTS = 10
+_TENANTS = 50
 """The newest failures are those of so many tenants of each kind."""
 _LEAST_MINUTES = 10
 """How many minutes a chart shows at least. The charts of an instance that has just started show no whole hour."""
@@ -74,6 +74,8 @@ class _Work(NamedTuple):
     next: Sequence[_Next]
     failed: Mapping[Kind, int]
     failures: Sequence[_Failed]
+    is_cut: bool
+    """Whether more tenants have failures than were looked at."""
     workflows: Mapping[str, int]
     """The open workflows, by status."""
     without_worker: int
@@ -100,6 +102,7 @@ async def _show(asked: Asked) -> Content:
         "faults": _faults(instance, loops),
         "work": await _read_work(asked),
         "most": MOST_COUNTED,
+        "tenants": _TENANTS,
         "activity": hour,
         "counted_at": passes.get(_COUNTS),
         "charts": _charts(hour),
@@ -142,10 +145,12 @@ async def _read_work(asked: Asked) -> _Work | None:
         failed = await count_kinds(reader)
         workflows = await reader.fetch(_SQL["open_workflows"], {"now": now, "limit": MOST_COUNTED})
         workers = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
+        failures, is_cut = await _read_failures(reader, failed)
         return _Work(
             next=await _read_next(reader),
             failed=failed,
-            failures=_newest([*await _read_failures(reader, failed), *map(_rejected, asked.instance.rejected())]),
+            failures=_newest([*failures, *map(_rejected, asked.instance.rejected())]),
+            is_cut=is_cut,
             workflows=_by_status(workflows),
             without_worker=_without_worker(workflows, workers),
             workers=len(workers),
@@ -184,13 +189,15 @@ async def _read_next(reader: Reader) -> Sequence[_Next]:
     return [each for _, each in sorted(found)[:_NEXT]]
 
 
-async def _read_failures(reader: Reader, failed: Mapping[Kind, int]) -> Sequence[_Failed]:
-    """Return the newest failures of the first tenants of each kind."""
+async def _read_failures(reader: Reader, failed: Mapping[Kind, int]) -> tuple[Sequence[_Failed], bool]:
+    """Return the newest failures of the first tenants of each kind, and whether more tenants have some."""
     found: list[Failure] = []
+    is_cut = False
     for kind in failed:
         page = await tenants.page(reader, kind.rows, "", _TENANTS)
         found += await read_newest(reader, kind, page.names, _FAILURES)
-    return [_Failed(each.at, each.kind.one, each.tenant, each.id, each.reason, each.url) for each in found]
+        is_cut = is_cut or page.after is not None
+    return [_Failed(each.at, each.kind.one, each.tenant, each.id, each.reason, each.url) for each in found], is_cut
 
 
 def _rejected(command: RejectedCommand) -> _Failed:
