@@ -14,7 +14,7 @@ from tests.harness.clock import NOW, ManualClock
 from tests.harness.memory_broker import MemoryBroker
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
-from tests.harness.runs import Runs
+from tests.harness.runs import Graph, Runs, run_after
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.errors import Code, Rejection
@@ -368,7 +368,7 @@ async def test_always_jobs_and_attempts(page: Page) -> None:
 async def test_failed_chain(page: Page) -> None:
     """The jobs are in the order of the graph. The job that failed is named, and its chain is marked up to its end."""
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
-    graph = {"z": [], "y": ["z"], "x": ["y"], "a": ["z"], "report": [page_data.run_after("x")]}
+    graph: Graph = {"z": [], "y": ["z"], "x": ["y"], "a": ["z"], "report": [run_after("x")]}
     await runs.start(graph, runId="build")
     for job, status in (("z", "success"), ("y", "failed")):
         await runs.report(status, job, runId="build")
