@@ -142,4 +142,4 @@ def reason_of(error: BaseException) -> str:
     if text.startswith("Timeout connecting"):  # a port without TLS does not answer a handshake
         return f"no connection within {CONNECT_SECONDS} s; with rediss://, the port must be one of TLS"
     # The driver puts the whole call in front, which may be long, and is another one each time.
-    return _OF_PIPELINE.sub(r"\1", text) or type(error).__name__
+    return _OF_PIPELINE.sub(r"\1", text).removesuffix(".") or type(error).__name__

@@ -11,8 +11,8 @@ _OVERHEAD_BYTES = 64
 """What an event takes in memory beside its body."""
 _TURN = 1_000
 """After so many events without a pause, other tasks have a turn."""
-_LOST = "the connection to the broker has ended; events may be missing from here on"
-_TOO_SLOW = "the events were read too slowly; events may be missing from here on"
+_LOST = "the connection to the broker has ended, and so has this watch; events may be missing until it begins again"
+_TOO_SLOW = "the events were read too slowly, so this watch has ended; events may be missing until it begins again"
 
 
 class Watch:
