@@ -111,38 +111,6 @@ async def test_shell(example: str, broker: NatsServer, service: Service) -> None
         assert "\n".join(["```", *output[1:], "```"]) in (ROOT / example).read_text("utf-8")
 
 
-TUTORIAL = "docs/workflows-tutorial.md"
-
-
-def until_ended(order: int) -> str:
-    """Return a command that waits for the end of an order, and prints its result."""
-    return f"timer-service workflows start acme order-{order} order --input '{{\"id\": {order}}}' --wait"
-
-
-@pytest.mark.slow  # the order of a worker that was killed waits for a lease of 10 s
-@ON_SQLITE
-async def test_tutorial(tmp_path: Path, broker: NatsServer, service: Service) -> None:
-    """The orders end as printed. The second one ends although its worker is killed, and is charged once."""
-    (tmp_path / "orders.py").write_text(block(TUTORIAL, "python", "async def pay"), "utf-8")
-    script = f"""
-timer-service worker acme orders:order 2>worker.err >worker.out &
-{block(TUTORIAL, "sh", "order-1").replace("sleep 5", until_ended(1))}
-kill -TERM %1
-wait %1
-{block(TUTORIAL, "sh", "order-2").replace("# the next worker", "&")}
-{until_ended(2)}
-kill -TERM $!
-wait $!
-"""
-    lines = await run(broker, "bash", "-c", f"exec 2>shell.err; {script}", folder=tmp_path)
-    printed = block(TUTORIAL, "", "N  EFFECT").splitlines()
-    assert {printed[0], *printed[-6:]} <= {*lines}, lines
-    assert lines.count('{"charge": "charge-2", "approved": true}') == 1
-    assert len([line for line in lines if line.startswith("charge order 2")]) == 1
-    program = block(TUTORIAL, "python", "TimerClient.connect")
-    assert (await run_python(broker, tmp_path, program))[-1] == "{'charge': 'charge-3', 'approved': True}"
-
-
 @ON_SQLITE
 async def test_order_in_one_process(broker: NatsServer, service: Service) -> None:
     """docs/examples/orders.py runs an order in one process."""

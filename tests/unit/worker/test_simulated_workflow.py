@@ -359,15 +359,12 @@ def test_wrong_arguments_of_a_simulation(arguments: dict[str, Any], text: str) -
 async def test_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests in docs/workflows.md pass, with the workflow of the tutorial."""
     docs = Path(__file__).parents[3] / "docs"
-    blocks = [
-        re.search(r"^```python\n((?:import|from) .*?)^```$", (docs / name).read_text("utf-8"), re.MULTILINE | re.DOTALL)
-        for name in ("workflows-tutorial.md", "workflows.md")
-    ]
-    module, tests = ModuleType("orders"), ModuleType("test_orders")
-    monkeypatch.setitem(sys.modules, "orders", module)
-    for block, found in zip(blocks, (module, tests), strict=True):
-        assert block is not None
-        exec(block[1], vars(found))
+    module, tests = ModuleType("parcel"), ModuleType("test_parcel")
+    monkeypatch.setitem(sys.modules, "parcel", module)
+    for name, part, found in (("tutorial.md", "@workflow", module), ("workflows.md", "SimulatedWorkflow(", tests)):
+        blocks = re.findall(r"^```python\n(.*?)^```$", (docs / name).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        (block,) = (each for each in blocks if part in each)
+        exec(block, vars(found))
     names = [name for name in vars(tests) if name.startswith("test_")]
     assert len(names) == 2
     for name in names:

@@ -23,7 +23,7 @@ _ROUTES = {route.name: route for route in QUERIES}
 CHOICE = TenantChoice(
     things="workflows",
     rows=Rows("workflows"),
-    hint="docs/workflows-tutorial.md shows the first one in five minutes. Then start it:",
+    hint="docs/tutorial.md shows the first one. Then start it:",
     example=command("workflows", "start", "acme", "order", "order-1"),
     order="Open workflows first, and then those that have ended, each the newest first.",
 )
