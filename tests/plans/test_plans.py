@@ -169,6 +169,7 @@ OTHER_INDEX = {
     "workflows/tasks/registry forget": {"workflow_workers_seen"},
     "run_jobs repair": {"run_jobs_stale_of_tenant"},
     "page of work_signals TRUE count": {"work_signals_of_item"},
+    "signals/store count_open": {"work_signals_of_item"},  # PostgreSQL 18, before the first ANALYZE
     "page of schedules TRUE count": {"schedules_by_status"},
     "events/store count": {"parked_events_pkey"},
     "page of parked_events TRUE count": {"parked_events_pkey"},
@@ -212,6 +213,8 @@ def check(filled: FilledDatabase, name: str) -> None:
     """Check the plan of a statement on PostgreSQL."""
     for mode in MODES:
         nodes = filled.plan(STATEMENTS[name], mode)
+        if set(nodes) == {"Sort"}:  # PostgreSQL 18 sees that no row has the status of the parameter, too
+            continue
         indexes = {node.split()[-1] for node in nodes if node.startswith("Index")}
         allowed = EXPECTED[name] | OTHER_INDEX.get(name.split(maxsplit=1)[0], set()) | OTHER_INDEX.get(name, set())
         assert indexes == EXPECTED[name] or (indexes and indexes <= allowed != EXPECTED[name]), (name, mode, nodes)
