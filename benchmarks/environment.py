@@ -49,7 +49,7 @@ def servers() -> dict[BrokerKind, str]:
 
 def revision() -> str:
     """Return the revision of the checkout, with a `+` if measured files were changed; empty without git."""
-    changed = _git("status", "--porcelain", "--", "timer_service", "migrations", "benchmarks/*.py")
+    changed = _git("status", "--porcelain", "--", "timer_service", "benchmarks/*.py")
     return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 

@@ -1,4 +1,4 @@
-"""Checks the files in this folder with the tools of their formats: `make check-deploy`.
+"""Checks the files in this folder, and those of the forge, with the tools of their formats: `make check-deploy`.
 
 A tool that is not installed is reported, and is a failure if CI is set.
 """
@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 KUBERNETES = tuple(map(str, sorted((FOLDER / "kubernetes").glob("*.yaml"))))
+FORGE = FOLDER.parent / ".github"
+FORGE_SCHEMAS = {"workflows": "vendor.github-workflows", "ISSUE_TEMPLATE": "vendor.github-issue-forms"}
+"""The folders of the forge, with the schemas of their files."""
 UNIT = FOLDER / "systemd" / "timer-service.service"
 PROMETHEUS = {"prometheus.yml": "check config", "alerts.yml": "check rules", "alerts_test.yml": "test rules"}
 """The files of Prometheus, with the commands of promtool that check them."""
@@ -34,6 +37,9 @@ def checks(unit: Path) -> Iterator[Check]:
     yield Check("Dockerfile", ("hadolint", "--failure-threshold", "info", str(FOLDER / "Dockerfile")))
     compose = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml"))
     yield Check("compose.yaml", compose)
+    for name, schema in FORGE_SCHEMAS.items():
+        files = map(str, sorted((FORGE / name).glob("*.yml")))
+        yield Check(f".github/{name}/", ("check-jsonschema", "--builtin-schema", schema, *files))
     definitions = str(FOLDER / "rabbitmq" / "definitions.json")
     yield Check("rabbitmq/definitions.json", (sys.executable, "-m", "json.tool", definitions, os.devnull))
     yield Check("kubernetes/", ("kubernetes-validate", "--strict", "--quiet", *KUBERNETES))

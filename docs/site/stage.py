@@ -30,7 +30,8 @@ from timer_service.worker.testing import SimulatedWorkflow
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 COPIED = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example", "tests/promises.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "LICENSE", ".env.example"),
+    "tests/promises.md",
     *("docs", "contracts", "deploy", "benchmarks"),
 )
 CLASSES = {

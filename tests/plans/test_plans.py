@@ -51,8 +51,8 @@ LEASED = (
     *(*NEXT, "claim_of_tenant", "next_available_after", "count_available"),
 )
 REPAIR = load_sql("timer_service.core.service", "clock_repair.sql")
-OTHERS = ("core/due/", "core/service/clock_repair", "ui/tenants", "core/intake/cursor")
-"""Files whose statements are filled in with a table, or are about a table with one row."""
+OTHERS = ("core/due/", "core/service/clock_repair", "ui/tenants", "core/intake/cursor", "migrations/")
+"""Files whose statements are filled in with a table, are about a table with one row, or change the schema."""
 COLUMN = "tenant_id = tenant_id"
 FILLED_IN = {"columns": "tenant_id", "short": "tenant_id", "updates": COLUMN, "advances": COLUMN, "finishes": COLUMN}
 STATES = {"scheduled": "available_at IS NOT NULL"} | {
@@ -170,6 +170,7 @@ OTHER_INDEX = {
     "workflows/tasks/registry forget": {"workflow_workers_seen"},
     "run_jobs repair": {"run_jobs_stale_of_tenant"},
     "page of work_signals TRUE count": {"work_signals_of_item"},
+    "signals/store count_open": {"work_signals_of_item"},  # PostgreSQL 18, before the first ANALYZE
     "page of schedules TRUE count": {"schedules_by_status"},
     "events/store count": {"parked_events_pkey"},
     "page of parked_events TRUE count": {"parked_events_pkey"},
@@ -215,6 +216,8 @@ def check(filled: FilledDatabase, name: str) -> None:
     """Check the plan of a statement on PostgreSQL."""
     for mode in MODES:
         nodes = filled.plan(STATEMENTS[name], mode)
+        if set(nodes) == {"Sort"}:  # PostgreSQL 18 sees that no row has the status of the parameter, too
+            continue
         indexes = {node.split()[-1] for node in nodes if node.startswith("Index")}
         allowed = EXPECTED[name] | OTHER_INDEX.get(name.split(maxsplit=1)[0], set()) | OTHER_INDEX.get(name, set())
         assert indexes == EXPECTED[name] or (indexes and indexes <= allowed != EXPECTED[name]), (name, mode, nodes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.check import FOLDER, UNIT, checks
+from deploy.check import FOLDER, FORGE, UNIT, checks
 from timer_service import __version__
 from timer_service.config import Config
 
@@ -18,6 +18,7 @@ FILES = [
     FOLDER / "rabbitmq" / "definitions.json",
     *sorted((FOLDER / "kubernetes").glob("*.yaml")),
     *sorted((FOLDER / "prometheus").glob("*.yml")),
+    *sorted(FORGE.glob("*/*.yml")),
 ]
 STREAMS = {"TIMER_CMD", "TIMER_EVT", "TIMER_DLQ"}
 
@@ -56,10 +57,17 @@ def test_ports_are_the_default(file: str) -> None:
     assert re.search(rf"(?:EXPOSE|[pP]ort:) {Config().http_port}\b", (FOLDER / file).read_text("utf-8"))
 
 
-@pytest.mark.parametrize("file", ["sqlite.yaml", "postgres.yaml"])
-def test_manifests_have_this_version(file: str) -> None:
-    """The image of the manifests has the version of the service."""
-    assert f"image: timer-service:{__version__}\n" in (FOLDER / "kubernetes" / file).read_text("utf-8")
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("kubernetes/sqlite.yaml", "image: timer-service:{}"),
+        ("kubernetes/postgres.yaml", "image: timer-service:{}"),
+        ("Dockerfile", 'org.opencontainers.image.version="{}"'),
+    ],
+)
+def test_files_have_this_version(file: str, line: str) -> None:
+    """The image, and the manifests that name it, have the version of the service."""
+    assert f"{line.format(__version__)}\n" in (FOLDER / file).read_text("utf-8")
 
 
 def test_files_of_the_image_reach_the_build() -> None:

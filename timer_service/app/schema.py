@@ -2,21 +2,22 @@
 
 import logging
 import os
+from pathlib import Path
 
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.app.storage import open_database
-from timer_service.bundled_files import bundled_folder
 from timer_service.config import Config
 from timer_service.core.limits.audit import OPERATOR_ACTION
 from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import StartError
 
 log = logging.getLogger(__name__)
+_FOLDER = Path(__file__).parents[1] / "migrations"
 
 
 def migrations() -> list[Migration]:
     """Return the migrations of this version."""
-    return read_migrations(bundled_folder("migrations"))
+    return read_migrations(_FOLDER)
 
 
 async def apply_migrations(config: Config) -> list[Migration]:

@@ -27,7 +27,7 @@ from timer_service.client import (
 app = typer.Typer(help="Recurring timers: cron expressions and intervals.", no_args_is_help=True)
 
 _UNITS: Mapping[str, CalendarUnit] = {"day": "days", "week": "weeks", "month": "months"}
-_CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T\S+)", re.ASCII | re.IGNORECASE)
+_CALENDAR = re.compile(r"(\d{1,9}) (day|week|month)s? from (\S+T(?!24)\S+)", re.ASCII | re.IGNORECASE)
 _MONTHS = re.compile(r"P\d+M|\d+ ?mo(nths?)?|P?\d+ ?y(ears?)?", re.ASCII | re.IGNORECASE)
 
 

@@ -10,12 +10,12 @@ from pydantic_core import PydanticCustomError
 
 _OFFSET = r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _PATTERN = rf"^\d{{4}}-\d{{2}}-\d{{2}}[Tt]\d{{2}}:\d{{2}}:\d{{2}}(\.\d+)?{_OFFSET}$"
-_ISO = re.compile(
-    r"(?P<date>(?P<year>\d{4})-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2})(\.(?P<fraction>\d+))?"
+_ISO = re.compile(  # not T24, which `fromisoformat` reads as the next day since Python 3.14
+    r"(?P<date>(?P<year>\d{4})-\d{2}-\d{2}[Tt](?!24)\d{2}:\d{2}:\d{2})(\.(?P<fraction>\d+))?"
     rf"(?P<offset>{_OFFSET})",
     re.ASCII,
 )
-_USUAL = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{3})?Z", re.ASCII)
+_USUAL = re.compile(r"\d{4}-\d{2}-\d{2}T(?!24)\d{2}:\d{2}:\d{2}(\.\d{3})?Z", re.ASCII)
 _WRITE = "must be an ISO 8601 instant with an offset, such as 2026-11-21T09:00:00Z (UTC) or 2026-11-21T10:00:00+01:00"
 _AMBIGUOUS = (  # texts that other programs read as instants, and what is unknown
     (r"[+-]?\d+(\.\d*)?", "; a number may count seconds or milliseconds"),

@@ -17,7 +17,7 @@ MAX_EVERY = 500
 """The most days, weeks or months of an interval. 500 months are less than the 50 years of a search."""
 WALL_PATTERN = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$"
 
-_WALL = re.compile(WALL_PATTERN[1:-1], re.ASCII)
+_WALL = re.compile(WALL_PATTERN[1:-1].replace("T", "T(?!24)"), re.ASCII)  # as in `values/instant.py`
 _FIRST_DAY = date(1970, 1, 1)
 _DAY = 86_400
 _LAST_YEAR = 9999
