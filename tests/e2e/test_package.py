@@ -45,6 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the sdist in a folder that has other files too, and the wheel from the sdist."""
     folder, into, unpacked = (tmp_path_factory.mktemp(name) for name in ("folder", "dist", "unpacked"))
     shutil.copytree(ROOT / "timer_service", folder / "timer_service", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "migrations", folder / "migrations")
     package = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
     for name in TOP:
         shutil.copy(ROOT / name, folder)
@@ -64,7 +65,8 @@ def test_files(built: Built) -> None:
     """Both hold each file of the package, and no file that lies beside these."""
     assert built.sdist == built.package | {*TOP, "PKG-INFO"}
     own = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-    assert built.wheel == built.package | {f"{NAME}.dist-info/{name}" for name in own}
+    package = {name.replace("migrations/", "timer_service/migrations/") for name in built.package}
+    assert built.wheel == package | {f"{NAME}.dist-info/{name}" for name in own}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.ports.database import Database
 
-MIGRATIONS = Path(__file__).parents[2] / "timer_service" / "migrations"
+MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
 @asynccontextmanager

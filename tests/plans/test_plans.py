@@ -51,8 +51,8 @@ LEASED = (
     *(*NEXT, "claim_of_tenant", "next_available_after", "count_available"),
 )
 REPAIR = load_sql("timer_service.core.service", "clock_repair.sql")
-OTHERS = ("core/due/", "core/service/clock_repair", "ui/tenants", "core/intake/cursor", "migrations/")
-"""Files whose statements are filled in with a table, are about a table with one row, or change the schema."""
+OTHERS = ("core/due/", "core/service/clock_repair", "ui/tenants", "core/intake/cursor")
+"""Files whose statements are filled in with a table, or are about a table with one row."""
 COLUMN = "tenant_id = tenant_id"
 FILLED_IN = {"columns": "tenant_id", "short": "tenant_id", "updates": COLUMN, "advances": COLUMN, "finishes": COLUMN}
 STATES = {"scheduled": "available_at IS NOT NULL"} | {

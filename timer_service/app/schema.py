@@ -12,7 +12,9 @@ from timer_service.core.ports.database import Database
 from timer_service.core.values.errors import StartError
 
 log = logging.getLogger(__name__)
-_FOLDER = Path(__file__).parents[1] / "migrations"
+_PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = _PACKAGE / "migrations"
+_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent / "migrations"
 
 
 def migrations() -> list[Migration]:
