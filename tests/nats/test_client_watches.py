@@ -226,7 +226,9 @@ async def test_watches_after_a_lost_connection() -> None:
         waiting = [asyncio.ensure_future(anext(watch)) for watch in old[1:]]
         peer.disconnect()
         for each in waiting:
-            with pytest.raises(NoAnswerError, match="connection to the broker has ended, and so has this watch; events may be missing"):
+            with pytest.raises(
+                NoAnswerError, match="connection to the broker has ended, and so has this watch; events may be missing"
+            ):
                 await each
         async with asyncio.timeout(10):
             await reconnected.wait()

@@ -24,7 +24,7 @@ CHOICE = TenantChoice(
     things="workflows",
     rows=Rows("workflows"),
     hint="docs/tutorial.md shows the first one. Then start it:",
-    example=command("workflows", "start", "acme", "order", "order-1"),
+    example=command("workflows", "start", "acme", "order-1", "order"),
     order="Open workflows first, and then those that have ended, each the newest first.",
 )
 WORKERS_CHOICE = TenantChoice(
