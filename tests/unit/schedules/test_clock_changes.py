@@ -95,7 +95,7 @@ def check_seconds(change: Change) -> None:
 @pytest.mark.parametrize("zone", ZONES)
 def test_slots_of_a_year(zone: str) -> None:
     """Around each clock change of a year, the slots equal those of a clock that is looked at each minute."""
-    changes = changes_of(zone, 2027, 1)
+    changes = changes_of(zone, 2025, 1)  # a year that is over, because zones give up their clock changes
     assert changes
     for change in changes:
         check_change(change)
