@@ -89,7 +89,8 @@ def _commands(workflow: Mapping[str, Any], messages: Sequence[str]) -> dict[str,
         return {"Continue it: the step that failed runs again": command("workflows", "retry", *key)}
     if workflow["status"] in ENDED:
         return {}
-    sends = {f"Send it the message {name}": command("workflows", "send", *key, name, data="{}") for name in messages}
+    # As it stands, the command fails: data of another type than the function waits for would end the workflow.
+    sends = {f"Send it the message {name}": command("workflows", "send", *key, name, data="JSON") for name in messages}
     return {**sends, "Cancel it": command("workflows", "cancel", *key)}
 
 
