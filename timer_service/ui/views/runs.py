@@ -64,7 +64,7 @@ class Progress(NamedTuple):
         if not self.jobs:
             return ""
         if self.jobs >= MOST_COUNTED:
-            return f"{self.open_jobs:,} open of {self.jobs:,}+{failed}"
+            return f"{self.open_jobs:,} open of {max(self.jobs, self.open_jobs):,}+{failed}"
         return f"{self.jobs - self.open_jobs:,} of {self.jobs:,}{failed}"
 
 
