@@ -289,6 +289,15 @@ async def test_blocked_workflows(filled: Page) -> None:
     assert re.findall(r'class="end num">(.*?)<', text) == ["1"]
 
 
+async def test_a_code_of_a_newer_version(filled: Page) -> None:
+    """A failure with a code that this version does not know is shown, also while a fleet is upgraded."""
+    async with filled.instance.database.transaction() as tx:
+        await tx.execute("UPDATE workflows SET failure_code = 'OUT_OF_CREDIT' WHERE status = 'failed'")
+        await tx.execute("DELETE FROM workflow_data WHERE error IS NOT NULL")
+    assert "OUT_OF_CREDIT" in (await filled.get("/ui/failed")).text
+    assert (await filled.get("/ui/")).status == 200
+
+
 async def test_newest_dead_letters(page: Page) -> None:
     """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
     for number in range(25):
@@ -389,7 +398,10 @@ async def test_progress_of_a_large_run(page: Page, monkeypatch: pytest.MonkeyPat
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
     await runs.start({f"job-{number}": [] for number in range(30)}, runId="large")
     await runs.report("success", "job-7", runId="large")
-    assert "29 open of 20+" in (await page.get("/ui/runs?tenant=acme")).text
+    assert "29 open of 29+" in (await page.get("/ui/runs?tenant=acme")).text
+    for number in range(15):
+        await runs.report("success", f"job-{number}", runId="large")
+    assert "15 open of 20+" in (await page.get("/ui/runs?tenant=acme")).text
 
 
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,7 @@ def test_every_code_has_words() -> None:
         assert words.why_failed(failure, None)
     for reason in SkipReason:
         assert words.why_skipped(reason)
+    assert [words.why_rejected("NEW"), words.why_failed("NEW", None), words.why_skipped("new")] == ["NEW", "NEW", "new"]
 
 
 def test_link() -> None:
