@@ -1,5 +1,6 @@
 """The pages of timers."""
 
+import html
 import re
 
 from tests.harness.builders import in_state, scheduled
@@ -9,6 +10,7 @@ from tests.harness.timers import put_timers
 from timer_service.core.values.message import Position
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Timer
+from timer_service.ui.links import link
 
 
 async def put(page: Page, *timers: Timer) -> None:
@@ -73,6 +75,15 @@ async def test_search_for_ids(page: Page) -> None:
     failed = [text async for text in page.follow("/ui/timers?tenant=acme&prefix=a-&state=Failed")]
     assert [calls(text) for text in failed] == [names[60:110], names[110:]]
     assert all("timer-service timers retry acme --failed --prefix=a-<" in text for text in failed)
+
+
+async def test_tabs_keep_filters(page: Page) -> None:
+    """The tabs of the states keep all other filters."""
+    given = {"correlation": "order-1", "due_after": "1970-01-01T00:00:02", "due_before": "2030-01-01"}
+    text = (await page.get("/ui/timers", tenant="acme", state="Failed", **given)).text
+    for state in (None, "Scheduled", "Failed"):
+        url = link("timers", tenant="acme", state=state, due_after=given["due_after"], due_before=given["due_before"])
+        assert f'href="{html.escape(url)}&amp;correlation=order-1"' in text
 
 
 async def test_the_only_tenant(page: Page) -> None:
