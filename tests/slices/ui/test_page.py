@@ -125,6 +125,22 @@ async def test_overview_shows_a_loop_that_hangs(page: Page, monkeypatch: pytest.
     assert "1 of 1 loops fail" in text
 
 
+async def test_a_fault_of_a_loop_is_listed_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow that is down because of a loop has the same reason as the loop."""
+    page.health["events"] = Health.down("loop timers fails: no space left")
+    monkeypatch.setattr(Loop, "health", property(lambda _: page.health["events"]))
+    assert re.findall(r'class="reason">(.*?)</span> <span class="quiet">(.*?)<', (await page.get("/ui/")).text) == [
+        ("no space left", "affects events, loop timers")
+    ]
+
+
+async def test_verdict_names_the_flows_of_the_role(page: Page) -> None:
+    """A healthy instance names what it does: a worker reads no commands."""
+    assert "Commands, events and all loops work on this instance." in (await page.get("/ui/")).text
+    del page.health["commands"]
+    assert "</span> Events and all loops work on this instance." in (await page.get("/ui/")).text
+
+
 async def test_few_requests_read_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests read at a time, and the others wait: a page of large rows needs much memory."""
     reading, meeting = Counter[str](), asyncio.Barrier(2)
@@ -146,6 +162,8 @@ async def test_overview_shows_numbers(page: Page) -> None:
     """The overview shows the numbers of the last hour."""
     await page.samples.tick(page.clock.now() - 30_000)
     page.metrics.counted("timer_schedules", "Scheduled", 12_345)
+    page.metrics.overdue("timer_schedules", 0, 0)
+    page.metrics.ticked("row-counts", 0.1)
     for number in range(50):
         page.metrics.fired_late("timer_schedules", 0.004 if number < 40 else 4)
     page.metrics.dead_letter_stored("TOO_LARGE")
@@ -157,6 +175,8 @@ async def test_overview_shows_numbers(page: Page) -> None:
     assert re.search(r'New failures</h3>\s*<p class="figure bad">1</p>', text)
     assert re.search(r'class="figure ">\S+ ms <span class="second">\S+ s</span>', text)
     assert "<polyline" in text
+    assert "from due to published, estimated from buckets" in text
+    assert re.search(r"counted [^;]*; due and not claimed; at most 0", text)
     overdue, fired = text.index("Overdue timers"), text.index("Timers fired")
     assert "<rect" not in text[overdue:fired]
     assert "<rect" in text[fired:]

@@ -106,6 +106,7 @@ async def _show(asked: Asked) -> Content:
         "activity": hour,
         "counted_at": passes.get(_COUNTS),
         "charts": _charts(hour),
+        "flows": list(instance.flows()),
         "parts_of_instance": {**instance.flows(), **instance.needs()},
         "loops": [_loop(loop, passes.get(loop.name)) for loop in loops],
         "role": instance.role,
@@ -120,9 +121,10 @@ async def _show(asked: Asked) -> Content:
 def _faults(instance: Instance, loops: Sequence[Loop]) -> Sequence[_Fault]:
     """Return what is wrong, each reason once: the broker, for example, is the reason of several parts."""
     found: dict[str, list[str]] = {}
+    of_loops = {loop.health.reason: _health_of(loop)[1].reason for loop in loops}  # flows may have it with its name
     for name, health in chain(instance.needs().items(), instance.flows().items(), map(_health_of, loops)):
         if health.reason is not None:
-            found.setdefault(health.reason, []).append(name)
+            found.setdefault(of_loops.get(health.reason) or health.reason, []).append(name)
     return [_Fault(reason, parts) for reason, parts in found.items()]
 
 
