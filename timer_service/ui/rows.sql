@@ -45,6 +45,19 @@ SELECT tenant_id, run_id, open_jobs, failed_jobs, (
 FROM runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
+-- name: blocked_commands
+-- Returns the tenants whose next command could not be applied, why, and how many commands wait there in some rows.
+SELECT tenant_id, last_error, (
+    SELECT SUM(number_of_commands - done) FROM (
+        SELECT number_of_commands, done FROM waiting_commands AS waiting
+        WHERE waiting.tenant_id = waiting_commands.tenant_id
+        LIMIT :rows
+    ) AS counted
+) AS commands
+FROM waiting_commands
+WHERE available_at > 0
+LIMIT :limit
+
 -- name: timers_by_id
 -- Returns the next timers of a tenant in a range of ids, in their order, without their data.
 SELECT service_call_id, state, due_at, attempt, last_error, correlation_id

@@ -21,6 +21,7 @@ GIVEN_UP = "timer_buried_total"
 DEAD_LETTERS = "timer_dead_letters_total"
 ROWS = "timer_rows"
 OVERDUE = "timer_overdue"
+OLDEST = "timer_oldest_due_lag_seconds"
 
 
 class Sample(NamedTuple):
@@ -91,6 +92,13 @@ def last_passes(registry: CollectorRegistry) -> Mapping[str, int]:
     """Return when each loop ended its last pass, in Unix milliseconds of this machine's clock."""
     found = _Series(registry.restricted_registry([LAST_TICK]).collect())
     return {labels["loop"]: int(seconds * 1000) for labels, seconds in found.of(LAST_TICK)}
+
+
+def read_overdue(registry: CollectorRegistry) -> Mapping[str, tuple[int, float]]:
+    """Return by table how many rows are overdue, and for how many seconds the oldest of them has been."""
+    found = _Series(registry.restricted_registry([OVERDUE, OLDEST]).collect())
+    oldest = {labels["table"]: seconds for labels, seconds in found.of(OLDEST)}
+    return {labels["table"]: (int(count), oldest[labels["table"]]) for labels, count in found.of(OVERDUE)}
 
 
 class _Series:

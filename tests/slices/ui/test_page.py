@@ -7,12 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from tests.harness.clock import NOW
 from tests.harness.page import Page
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui.views import VIEWS
 
+WAITING = """
+INSERT INTO waiting_commands (
+    tenant_id, epoch, first_sequence, number_of_commands, done, size, commands, available_at, attempt, last_error
+) VALUES (:tenant, 1, :number, :number, :done, 1, CAST('' AS BLOB), :at, 0, :error)
+"""
 MAIN = [f"/ui/{view.path}" for view in VIEWS if view.name is not None]
 
 
@@ -139,6 +145,26 @@ async def test_verdict_names_the_flows_of_the_role(page: Page) -> None:
     assert "Commands, events and all loops work on this instance." in (await page.get("/ui/")).text
     del page.health["commands"]
     assert "</span> Events and all loops work on this instance." in (await page.get("/ui/")).text
+
+
+async def test_verdict_names_what_waits(page: Page) -> None:
+    """Commands that cannot be applied and rows that are due for long need attention. Workflows wait for workers."""
+    page.metrics.overdue("timer_schedules", 2000, 40.2)
+    page.metrics.overdue("outbox", 3, 5)
+    page.metrics.overdue("workflows", 7, 9000)
+    async with page.instance.database.transaction() as tx:
+        for tenant, number, done, available_at, error in (
+            ("acme", 300, 10, NOW + 1000, "<lock>"),
+            ("acme", 10, 0, 0, None),
+            ("globex", 1, 0, NOW, "<lock>"),
+            ("other", 5, 0, 0, None),
+        ):
+            row = {"tenant": tenant, "number": number, "done": done, "at": available_at, "error": error}
+            await tx.execute(WAITING, row)
+    assert re.findall(r'class="reason">(.*?)</span> <span class="quiet">(.*?)<', (await page.get("/ui/")).text) == [
+        ("2,000 due rows wait, the oldest for 40 s", "affects timer_schedules"),
+        ("301 commands wait: &lt;lock&gt;", "affects tenant acme, tenant globex"),
+    ]
 
 
 async def test_few_requests_read_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

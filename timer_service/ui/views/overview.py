@@ -17,11 +17,12 @@ from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui import charts, tenants
 from timer_service.ui.activity import MINUTES, Activity, Minute, activity
 from timer_service.ui.failures import Failure, Kind, count_kinds, read_newest
+from timer_service.ui.formats import at_least, duration
 from timer_service.ui.instance import Instance
 from timer_service.ui.links import link
 from timer_service.ui.pages import Content
 from timer_service.ui.rejections import RejectedCommand
-from timer_service.ui.samples import last_passes
+from timer_service.ui.samples import last_passes, read_overdue
 from timer_service.ui.tenants import MOST_COUNTED, Rows
 from timer_service.ui.views.runs import OpenRun, read_open_runs
 from timer_service.ui.views.view import Asked, main_view
@@ -36,6 +37,10 @@ _NEXT = 10
 _FAILURES = 5
 _RUNS = 5
 """How many rows each list shows."""
+_LATE_SECONDS = 30
+"""Due rows that wait longer need attention."""
+_BLOCKED = 10
+"""How many tenants whose commands cannot be applied the verdict names."""
 _TENANTS = 50
 """The newest failures are those of so many tenants of each kind."""
 _LEAST_MINUTES = 10
@@ -68,6 +73,13 @@ class _Failed(NamedTuple):
     url: str
 
 
+class _Fault(NamedTuple):
+    """Something that does not work, and the parts that it affects."""
+
+    reason: str
+    parts: Sequence[str]
+
+
 class _Work(NamedTuple):
     """What the database has, of all tenants."""
 
@@ -84,13 +96,8 @@ class _Work(NamedTuple):
     """The workers that are online."""
     runs: Sequence[OpenRun]
     open_runs: int
-
-
-class _Fault(NamedTuple):
-    """A reason why parts of the instance do not work."""
-
-    reason: str
-    parts: Sequence[str]
+    blocked: Sequence[_Fault]
+    """The commands that cannot be applied."""
 
 
 async def _show(asked: Asked) -> Content:
@@ -98,9 +105,10 @@ async def _show(asked: Asked) -> Content:
     passes = last_passes(instance.registry)
     hour = activity(instance.samples.until(asked.now), asked.now)
     loops = instance.loops()
+    work = await _read_work(asked)
     values = {
-        "faults": _faults(instance, loops),
-        "work": await _read_work(asked),
+        "faults": [*_faults(instance, loops), *_late(instance), *(() if work is None else work.blocked)],
+        "work": work,
         "most": MOST_COUNTED,
         "tenants": _TENANTS,
         "activity": hour,
@@ -126,6 +134,29 @@ def _faults(instance: Instance, loops: Sequence[Loop]) -> Sequence[_Fault]:
         if health.reason is not None:
             found.setdefault(of_loops.get(health.reason) or health.reason, []).append(name)
     return [_Fault(reason, parts) for reason, parts in found.items()]
+
+
+def _late(instance: Instance) -> Sequence[_Fault]:
+    """Return the tables whose due rows wait for long. Workflows wait for the workers of users."""
+    return [
+        _Fault(f"{count:,} due rows wait, the oldest for {duration(int(seconds * 1000))}", [table])
+        for table, (count, seconds) in read_overdue(instance.registry).items()
+        if seconds > _LATE_SECONDS and table != "workflows"
+    ]
+
+
+def _blocked(rows: Sequence[Row]) -> Sequence[_Fault]:
+    """Return the commands that wait behind one that cannot be applied, by the reason."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["last_error"], []).append(row)
+    return [
+        _Fault(
+            f"{at_least(sum(int(row['commands']) for row in those), MOST_COUNTED)} commands wait: {reason}",
+            [f"tenant {row['tenant_id']}" for row in those],
+        )
+        for reason, those in found.items()
+    ]
 
 
 def _health_of(loop: Loop) -> tuple[str, Health]:
@@ -158,6 +189,7 @@ async def _read_work(asked: Asked) -> _Work | None:
             workers=len(workers),
             runs=await read_open_runs(reader, _RUNS),
             open_runs=await tenants.count_all(reader, _OPEN_RUNS),
+            blocked=_blocked(await reader.fetch(_SQL["blocked_commands"], {"rows": MOST_COUNTED, "limit": _BLOCKED})),
         )
     except DatabaseUnavailableError:
         return None
