@@ -150,12 +150,61 @@ async def test_live_updates(filled: Site) -> None:
     await filled.tab.run("document.querySelector('#updates button').click()")
     await filled.tab.run("document.querySelector('details').open = true")
     await filled.tab.run("document.querySelector('.scroll').focus()")
-    async with asyncio.timeout(40):
-        while "healthy" not in await filled.tab.run("document.querySelector('.verdict').textContent"):
-            await filled.tab.run("new Promise(requestAnimationFrame).then(() => 0)")
+    await until(filled.tab, "healthy", ".verdict")
     assert await filled.tab.run("document.activeElement.className") == "scroll"
     assert await filled.tab.run("document.querySelector('details').open")
     assert filled.tab.errors == []
+
+
+async def until(tab: Tab, text: str, place: str) -> None:
+    """Wait until a part of the page has a text."""
+    async with asyncio.timeout(40):
+        while text not in await tab.run(f"document.querySelector({place!r}).textContent"):
+            await tab.run("new Promise(requestAnimationFrame).then(() => 0)")
+
+
+@pytest.mark.slow
+async def test_outage(filled: Site) -> None:
+    """If the service does not answer, the verdict says so, also while the reader uses a link, until it answers."""
+    filled.page.health["events"] = HEALTHY
+    tab = filled.tab
+    await tab.before_scripts("const real = setInterval; window.setInterval = (step) => real(step, 50)")
+    await tab.send("Network.enable")
+    away = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    for script in ("0", "document.querySelector('main a').focus()"):
+        await tab.visit(f"{filled.url}/ui/")
+        assert "healthy" in await tab.run("document.querySelector('.verdict').textContent")
+        await tab.run(script)
+        await tab.send("Network.emulateNetworkConditions", offline=True, **away)
+        await until(tab, "The service does not answer. This page is from ", ".verdict")
+        assert "healthy" not in await tab.run("document.querySelector('main').textContent")
+        await tab.send("Network.emulateNetworkConditions", offline=False, **away)
+        await until(tab, "healthy", ".verdict")
+    assert await tab.run("document.activeElement.matches('main a')")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("use", "end"),
+    [
+        ("document.querySelector('main a').focus()", "document.activeElement.blur()"),
+        ("getSelection().selectAllChildren(document.querySelector('h1'))", "getSelection().removeAllRanges()"),
+    ],
+)
+async def test_updates_wait_for_the_reader(filled: Site, use: str, end: str) -> None:
+    """Updates pause while the reader uses a link or a selection. The footer says so, and they resume at the end."""
+    tab = filled.tab
+    await tab.before_scripts("window.setInterval = (step) => { window.tick = step; }")
+    await tab.visit(f"{filled.url}/ui/")
+    await tab.run(use)
+    filled.page.health["events"] = HEALTHY
+    await tab.run("tick()")
+    await until(tab, "Updates pause while", "#updates")
+    assert "needs attention" in await tab.run("document.querySelector('.verdict').textContent")
+    await tab.run(end)
+    await until(tab, "healthy", ".verdict")
+    assert await tab.run("document.getElementById('updates').textContent") == UPDATED
+    assert tab.errors == []
 
 
 @pytest.mark.slow

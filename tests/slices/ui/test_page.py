@@ -12,6 +12,7 @@ from tests.harness.page import Page
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import DatabaseUnavailableError
+from timer_service.http import CONNECTION_SECONDS
 from timer_service.ui.views import VIEWS
 
 WAITING = """
@@ -75,6 +76,13 @@ async def test_static_files(page: Page) -> None:
         assert file.headers["x-content-type-options"] == "nosniff"
     assert (await page.get("/ui/static/base.html")).status == 404
     assert (await page.get("/ui/static/..%2froutes.py")).status == 404
+
+
+async def test_updates_wait_for_slow_answers(page: Page) -> None:
+    """An update waits longer than the service keeps a connection: without the database, the overview takes seconds."""
+    longest = re.search(r"LONGEST_ANSWER = ([\d_]+)", (await page.get("/ui/static/page.js")).text)
+    assert longest is not None
+    assert int(longest[1]) > CONNECTION_SECONDS * 1000
 
 
 async def test_database_is_away(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

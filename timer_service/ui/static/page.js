@@ -25,6 +25,9 @@ function addCopyButtons() {
   }
 }
 
+// The service closes a connection after ten seconds.
+const LONGEST_ANSWER = 11_000;
+
 function startUpdates(seconds) {
   const place = document.getElementById("updates");
   const button = document.createElement("button");
@@ -33,35 +36,62 @@ function startUpdates(seconds) {
   place.append(text, button);
   let paused = false;
   let asking = false;
+  let waiting = false;
+  let shown = timeOfDay();
 
-  function show(problem) {
-    text.textContent = problem || (paused ? "Updates are paused." : `Updated every ${seconds} seconds.`);
+  function show() {
+    const rest = waiting ? `Updates pause while a link or button has the focus or text is selected. This page is from ${shown}.` : `Updated every ${seconds} seconds.`;
+    text.textContent = paused ? "Updates are paused." : rest;
     button.textContent = paused ? "Resume updates" : "Pause updates";
   }
 
   async function update() {
-    if (paused || asking || document.hidden || isUsed()) return;
+    if (paused || asking || document.hidden) return;
     asking = true;
     try {
-      const answer = await fetch(location.href, { signal: AbortSignal.timeout(5000) });
+      const answer = await fetch(location.href, { signal: AbortSignal.timeout(LONGEST_ANSWER) });
       if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("content");
-      keepPlaces(() => main.replaceChildren(...fresh.children));
-      addCopyButtons();
+      waiting = isUsed();
+      if (waiting) {
+        main.querySelector("[role=alert]")?.replaceWith(fresh.querySelector(".verdict") ?? "");
+      } else {
+        keepPlaces(() => main.replaceChildren(...fresh.children));
+        addCopyButtons();
+        shown = timeOfDay();
+      }
       show();
     } catch {
-      show("The service does not answer. Trying again.");
+      showOutage(shown);
+      text.textContent = "Trying again.";
     } finally {
       asking = false;
     }
   }
 
   button.addEventListener("click", () => { paused = !paused; show(); });
+  const resume = () => { if (waiting && !isUsed()) update(); };
+  main.addEventListener("focusout", () => setTimeout(resume)); // after another part has got the focus
+  document.addEventListener("selectionchange", resume);
+  document.addEventListener("visibilitychange", update);
   setInterval(update, seconds * 1000);
   show();
 }
 
-// An update would take the focus of a link or the selection away from the reader.
+function timeOfDay() {
+  return `${new Date().toISOString().slice(11, 19)} UTC`;
+}
+
+// What the page shows may be over. So a verdict of before must not stay.
+function showOutage(shown) {
+  const verdict = main.querySelector(".verdict") ?? document.createElement("p");
+  verdict.className = "verdict bad";
+  verdict.setAttribute("role", "alert");
+  verdict.textContent = `The service does not answer. This page is from ${shown}.`;
+  main.querySelector("h1").after(verdict);
+}
+
+// An update would take the focus of a link or the selection away from the reader, so it waits.
 function isUsed() {
   const focused = document.activeElement;
   return (main.contains(focused) && focused.matches("a, button, input, select")) || !getSelection().isCollapsed;
