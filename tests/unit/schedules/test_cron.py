@@ -28,10 +28,15 @@ def wall(text: str) -> int:
         ("0 0 15W * *", None),
         ("0 0 1,L-3 * *", None),
         ("0 0 99 * *", None),
+        ("0 0 1-31 * *", "At 00:00 every day"),
+        ("0 0 */2 * 0-7", "At 00:00 on every second day of month"),
+        ("0 0 1-31 * MON-FRI", None),
+        ("0 0 1/1 * MON#1", None),
+        ("0 0 15 * 0-7", None),
     ],
 )
 def test_words(cron: str, words: str | None) -> None:
-    """An expression is described in words, unless cronsim does not know its form of days."""
+    """An expression is described in words, unless cronsim has none for its days, or wrong ones."""
     assert describe(cron) == words
 
 

@@ -133,12 +133,19 @@ def is_fixed(cron: str) -> bool:
 
 
 def describe(cron: str) -> str | None:
-    """Return an expression in English words, or None if cronsim has none: for the forms of days that it lacks."""
+    """Return an expression in English words, or None if cronsim has none or wrong ones.
+
+    It lacks some forms of days. It reads a full range of days, such as `1-31`, as `*`; but such a range fires on each
+    day, whatever the other day field has.
+    """
     if any(_DAY_FORM.fullmatch(term) for term in _with_second(cron)[3].split(",")):
         return None
     try:
-        words = CronSim(cron, _EPOCH).explain()
+        parsed = CronSim(cron, _EPOCH)
+        words = parsed.explain()
     except Exception:  # noqa: BLE001 - whatever the parser raises for an expression of another version
+        return None
+    if not parsed.day_and and (parsed.days.issuperset(range(1, 32)) or parsed.weekdays.issuperset(range(7))):
         return None
     return _WRONG_ORDINAL.sub(lambda found: f"{found[1]}{_ENDINGS[found[1][-1]]}", words)
 
