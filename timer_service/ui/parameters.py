@@ -23,7 +23,7 @@ class Parameters:
     """The query of a URL. An empty parameter counts as not given, as forms send it."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], known: Collection[str]) -> None:
-        """Raises `BadParameterError` if a parameter is not known, is given twice or is too long."""
+        """Raises `BadParameterError` if a parameter is not known, is given twice, is too long or has a NUL."""
         self._values: Mapping[str, str] = {name: text for name, text in pairs if text}
         names = [name for name, _ in pairs]
         for name, text in pairs:
@@ -34,6 +34,8 @@ class Parameters:
                 raise BadParameterError(f"The parameter “{name}” is given more than once.")
             if len(text) > _LONGEST:
                 raise BadParameterError(f"“{name}” has more than {_LONGEST:,} characters.")
+            if "\0" in text:  # PostgreSQL refuses it
+                raise BadParameterError(f"“{name}” has the character NUL, which no name and no id has.")
 
     def text(self, name: str) -> str | None:
         """Return a parameter as it is."""

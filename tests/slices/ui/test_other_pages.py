@@ -89,6 +89,7 @@ WRONG = {
     "/ui/run?tenant=acme&id=build&cursor=wrong": (400, "must be a cursor from a reply"),
     "/ui/workflow?tenant=acme&id=order-1&cursor=wrong": (400, "must be a cursor from a reply"),
     "/ui/workflows?tenant=acme&workflow_type=a:b": (400, "“workflow_type” must have 1 to 100 characters"),
+    **{f"/ui/{name}?after=%00": (400, "“after” has the character NUL") for name in (*ITEMS, "failed")},
     "/ui/events": (400, "This page needs “tenant”"),
     "/ui/parked": (400, "This page needs “tenant”"),
     "/ui/failed?kind=wrong": (400, "“kind” must be one of: timers, events, parked, firings"),
