@@ -16,10 +16,14 @@ SELECT CAST(:tenant_id AS TEXT) AS tenant_id, COUNT(*) AS count FROM (
 ) AS counted
 
 -- name: search
--- Returns the first ids of a tenant in a range, in order, and whether the page shows them.
-SELECT tenant_id, {id} AS id, {where} AS is_shown FROM {table}
-WHERE tenant_id = :tenant_id AND {id} >= :from AND {id} < :end
-ORDER BY {id}
+-- Returns the first ids of a tenant in a range that the page shows, in order. It looks at a limited number of rows.
+SELECT tenant_id, id FROM (
+    SELECT tenant_id, {id} AS id, {where} AS is_shown FROM {table}
+    WHERE tenant_id = :tenant_id AND {id} >= :from AND {id} < :end
+    ORDER BY {id}
+    LIMIT :looked_at
+) AS first_rows
+WHERE is_shown
 LIMIT :limit
 
 -- name: newest

@@ -65,6 +65,7 @@ async def test_all_kinds_and_tenants(page: Page) -> None:
         ("id=order-1&tenant=globex", link("timer", tenant="globex", id="order-1")),
         ("id=order-10", link("timer", tenant="acme", id="order-10")),
         ("id=inv", link("timer", tenant="globex", id="invoice-7")),
+        ("id=%20order-2%20", link("schedule", tenant="acme", id="order-2")),  # as it was pasted
         ("id=order-2", link("schedule", tenant="acme", id="order-2")),
     ],
 )
@@ -89,3 +90,24 @@ async def test_without_an_id(page: Page) -> None:
     """Without an id, the page asks for one. A wrong id is an error."""
     assert "Id, or its beginning" in (await page.get("/ui/search")).text
     assert (await page.get("/ui/search?id=a%00")).status == 400
+
+
+async def test_deleted_things_hide_nothing(page: Page) -> None:
+    """A thing is found behind others whose rows only keep an id."""
+    schedules = Schedules(page.instance.database, MemoryBroker(), ManualClock())
+    for number in range(7):
+        await schedules.put(f"report-{number}", every="PT1H")
+    for number in range(6):
+        await schedules.about("Delete", f"report-{number}")
+    answer = await page.get("/ui/search?id=report-")
+    assert (answer.status, answer.headers["location"]) == (303, link("schedule", tenant="acme", id="report-6"))
+
+
+async def test_some_tenants_are_not_searched(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If some tenants are not searched, they may have the same id: the page says so, and leads nowhere."""
+    monkeypatch.setattr("timer_service.ui.views.search.TENANTS", 1)
+    await fill(page)
+    answer = await page.get("/ui/search?id=order-10")
+    assert (answer.status, hits(answer.text)) == (200, [("timer", "acme", "order-10")])
+    assert "Only the first 1 tenants were searched" in answer.text
+    assert (await page.get("/ui/search?id=order-10&tenant=acme")).status == 303

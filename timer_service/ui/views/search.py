@@ -12,10 +12,12 @@ from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.view import Asked, View
 
-_TENANTS = 200
+TENANTS = 200
 """How many tenants of each kind are searched. Each one costs one search of the primary key."""
 _IDS = 5
 """How many ids of each kind and tenant are found."""
+_LOOKED_AT = 200
+"""How many rows of each kind and tenant are looked at: some only keep an id, and have no page."""
 _SHOWN = 100
 
 
@@ -59,20 +61,30 @@ async def _show(asked: Asked) -> Content | Redirect:
     hits: Sequence[_Hit] = []
     left_out = False
     if wanted is not None:
-        found = [await _search(asked.reads.reader, kind, wanted, tenant) for kind in KINDS]
-        hits = list(chain.from_iterable(of_kind for of_kind, _ in found))
-        left_out = any(is_cut for _, is_cut in found)
+        hits, left_out = await _search_all(asked.reads.reader, wanted, tenant)
+        if not hits and wanted.strip() not in {"", wanted}:  # an id that was pasted with a space
+            wanted = wanted.strip()
+            hits, left_out = await _search_all(asked.reads.reader, wanted, tenant)
     exact = [hit for hit in hits if hit.id == wanted]
-    if len(exact) == 1 or len(hits) == 1:
+    if not left_out and (len(exact) == 1 or len(hits) == 1):
         return Redirect((exact or hits)[0].url)
     begins = [hit for hit in hits if hit.id != wanted]
     values = {
         "wanted": wanted,
         "tenant": tenant,
         "hits": [*exact, *begins][:_SHOWN],
-        "tenants": _TENANTS if left_out else None,
+        "tenants": TENANTS if left_out else None,
+        "ids": _IDS,
+        "looked_at": _LOOKED_AT,
+        "shown": _SHOWN,
     }
     return Content("search.html", values)
+
+
+async def _search_all(reader: Reader, wanted: str, tenant: str | None) -> tuple[Sequence[_Hit], bool]:
+    """Return the things of all kinds whose ids begin with a text, and whether some tenants were not searched."""
+    found = [await _search(reader, kind, wanted, tenant) for kind in KINDS]
+    return list(chain.from_iterable(hits for hits, _ in found)), any(is_cut for _, is_cut in found)
 
 
 async def _search(reader: Reader, kind: _Kind, wanted: str, tenant: str | None) -> tuple[Sequence[_Hit], bool]:
@@ -81,14 +93,13 @@ async def _search(reader: Reader, kind: _Kind, wanted: str, tenant: str | None) 
     An id that equals the text is the first one of its tenant.
     """
     page = (
-        await tenants.page(reader, Rows(kind.rows.table), "", _TENANTS)
+        await tenants.page(reader, Rows(kind.rows.table), "", TENANTS)
         if tenant is None
         else tenants.TenantPage([tenant])
     )
-    bounds = {"from": wanted, "end": prefix_end(wanted), "limit": _IDS}
+    bounds = {"from": wanted, "end": prefix_end(wanted), "looked_at": _LOOKED_AT, "limit": _IDS}
     rows = await reader.fetch_each(kind.search, [{"tenant_id": name, **bounds} for name in page.names])
-    hits = [_Hit(kind.name, row["tenant_id"], row["id"]) for row in rows if row["is_shown"]]
-    return hits, page.after is not None
+    return [_Hit(kind.name, row["tenant_id"], row["id"]) for row in rows], page.after is not None
 
 
 SEARCH = View("search", None, "search", frozenset({"id", "tenant"}), _show)
