@@ -15,11 +15,51 @@ ORDER BY available_at
 LIMIT :limit
 
 -- name: open_workflows
--- Counts the open workflows by lane and status, and those that are due apart, at most the limit together.
-SELECT tenant_id, queue, type, status, is_due, COUNT(*) AS count FROM (
-    SELECT tenant_id, queue, type, status, due_at <= :now AS is_due FROM workflows WHERE ended_at IS NULL LIMIT :limit
+-- Counts the open workflows by status, at most the limit together.
+SELECT status, COUNT(*) AS count FROM (
+    SELECT status FROM workflows WHERE ended_at IS NULL LIMIT :limit
 ) AS counted
-GROUP BY tenant_id, queue, type, status, is_due
+GROUP BY status
+
+-- name: due_lanes
+-- Returns the lanes with workflows that workers could claim, in order, and how many of these are due. Looking at lanes and counting
+-- each have the limit. Each lane costs three steps of their index to find it, whatever sleeps in the others.
+WITH RECURSIVE lanes (tenant_id, queue, type, number) AS (
+    SELECT tenant_id, queue, type, 1 FROM (
+        SELECT tenant_id, queue, type FROM workflows
+        WHERE available_at IS NOT NULL
+        ORDER BY tenant_id, queue, type, available_at
+        LIMIT 1
+    ) AS first_lane
+    UNION ALL
+    SELECT (
+        SELECT tenant_id FROM workflows
+        WHERE available_at IS NOT NULL AND (tenant_id, queue, type) > (lanes.tenant_id, lanes.queue, lanes.type)
+        ORDER BY tenant_id, queue, type, available_at
+        LIMIT 1
+    ), (
+        SELECT queue FROM workflows
+        WHERE available_at IS NOT NULL AND (tenant_id, queue, type) > (lanes.tenant_id, lanes.queue, lanes.type)
+        ORDER BY tenant_id, queue, type, available_at
+        LIMIT 1
+    ), (
+        SELECT type FROM workflows
+        WHERE available_at IS NOT NULL AND (tenant_id, queue, type) > (lanes.tenant_id, lanes.queue, lanes.type)
+        ORDER BY tenant_id, queue, type, available_at
+        LIMIT 1
+    ), number + 1
+    FROM lanes
+    WHERE tenant_id IS NOT NULL AND number < :limit
+)
+SELECT tenant_id, queue, type, (
+    SELECT COUNT(*) FROM (
+        SELECT 1 AS one FROM workflows
+        WHERE tenant_id = lanes.tenant_id AND queue = lanes.queue AND type = lanes.type AND available_at <= :now
+        LIMIT :limit
+    ) AS counted
+) AS count
+FROM lanes
+WHERE tenant_id IS NOT NULL
 
 -- name: workers
 -- Returns the workers that were seen since an instant.

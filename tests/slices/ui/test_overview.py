@@ -3,6 +3,8 @@
 import html
 import re
 
+import pytest
+
 from tests.harness.builders import command_address, in_state, raw_command, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.memory_broker import MemoryBroker
@@ -16,6 +18,7 @@ from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.errors import Code, Rejection
 from timer_service.core.values.message import Position
 from timer_service.timers.messages import State
+from timer_service.ui.links import link
 
 
 def part(text: str, heading: str) -> str:
@@ -99,3 +102,19 @@ async def test_work_in_progress(page: Page) -> None:
     assert re.sub(r" \d+ \w+ ago", "", part(text, "runs")) == (
         "Runs in progress 1 Runs that have not ended Id Jobs that ended build run of acme, 2 of 3, 1 failed"
     )
+
+
+async def test_sleeping_workflows_hide_no_others(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workflows without a worker are found behind any number of workflows that sleep. The first tenant is named."""
+    monkeypatch.setattr("timer_service.ui.views.overview.MOST_COUNTED", 3)
+    database = page.instance.database
+    workflows = Workflows(database, MemoryBroker(), ManualClock())
+    for name in ("one", "two", "three", "four"):
+        await workflows.start(name)
+    async with database.transaction() as tx:
+        await tx.execute("UPDATE workflows SET due_at = :at, available_at = :at", {"at": NOW + 1})
+    for tenant in ("globex", "initech"):
+        await workflows.start(tenant=tenant)
+    text = (await page.get("/ui/")).text
+    assert f'<a href="{html.escape(link("workflows", tenant="globex", status="waiting"))}">' in text
+    assert '</a>: <b class="num">2</b> <span class="quiet">of globex and 1 other tenant</span>' in text

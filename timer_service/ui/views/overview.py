@@ -90,8 +90,8 @@ class _Work(NamedTuple):
     """Whether more tenants have failures than were looked at."""
     workflows: Mapping[str, int]
     """The open workflows, by status."""
-    without_worker: int
-    """The workflows that are due, and for whose queue and type no worker asks."""
+    without_worker: Mapping[str, int]
+    """The workflows that are due, and for whose queue and type no worker asks, by tenant."""
     workers: int
     """The workers that are online."""
     runs: Sequence[OpenRun]
@@ -176,7 +176,8 @@ async def _read_work(asked: Asked) -> _Work | None:
     reader, now = asked.reads.reader, asked.now
     try:
         failed = await count_kinds(reader)
-        workflows = await reader.fetch(_SQL["open_workflows"], {"now": now, "limit": MOST_COUNTED})
+        workflows = await reader.fetch(_SQL["open_workflows"], {"limit": MOST_COUNTED})
+        lanes = await reader.fetch(_SQL["due_lanes"], {"now": now, "limit": MOST_COUNTED})
         workers = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
         failures, is_cut = await _read_failures(reader, failed)
         return _Work(
@@ -185,7 +186,7 @@ async def _read_work(asked: Asked) -> _Work | None:
             failures=_newest([*failures, *map(_rejected, asked.instance.rejected())]),
             is_cut=is_cut,
             workflows=_by_status(workflows),
-            without_worker=_without_worker(workflows, workers),
+            without_worker=_without_worker(lanes, workers),
             workers=len(workers),
             runs=await read_open_runs(reader, _RUNS),
             open_runs=await tenants.count_all(reader, _OPEN_RUNS),
@@ -196,22 +197,18 @@ async def _read_work(asked: Asked) -> _Work | None:
 
 
 def _by_status(workflows: Sequence[Row]) -> Mapping[str, int]:
-    counts = Counter[str]()
-    for row in workflows:
-        counts[row["status"]] += row["count"]
-    return {status: counts[status] for status in WorkflowStatus if counts[status]}
+    counts = {row["status"]: row["count"] for row in workflows}
+    return {status: counts[status] for status in WorkflowStatus if status in counts}
 
 
-def _without_worker(workflows: Sequence[Row], workers: Sequence[Row]) -> int:
-    """Return how many workflows wait for a worker, while none asks for their queue and type."""
+def _without_worker(lanes: Sequence[Row], workers: Sequence[Row]) -> Mapping[str, int]:
+    """Return how many workflows of each tenant wait for a worker, while none asks for their queue and type."""
     asked = {(row["tenant_id"], row["queue"], each) for row in workers for each in json.loads(row["types"])}
-    return sum(
-        row["count"]
-        for row in workflows
-        if row["status"] == WorkflowStatus.WAITING
-        and row["is_due"]
-        and (row["tenant_id"], row["queue"], row["type"]) not in asked
-    )
+    found = Counter[str]()
+    for row in lanes:
+        if row["count"] and (row["tenant_id"], row["queue"], row["type"]) not in asked:
+            found[row["tenant_id"]] += row["count"]
+    return found
 
 
 async def _read_next(reader: Reader) -> Sequence[_Next]:
