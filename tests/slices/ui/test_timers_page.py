@@ -86,6 +86,28 @@ async def test_tabs_keep_filters(page: Page) -> None:
         assert f'href="{html.escape(url)}&amp;correlation=order-1"' in text
 
 
+async def test_command_for_all_failed_timers(page: Page) -> None:
+    """The command that fires all failed timers is shown if the list has the same timers, and for no narrower list."""
+    await put(page, in_state(State.FAILED, scheduled("call-1", NOW, correlation_id="order-1")))
+    path = "/ui/timers?tenant=acme&state=Failed"
+    assert "timers retry acme --failed<" in (await page.get(path)).text
+    for filters in (
+        "correlation=order-1",
+        "due_after=2000-01-01",
+        "due_before=2100-01-01",
+        "prefix=c&correlation=order-1",
+    ):
+        text = (await page.get(f"{path}&{filters}")).text
+        assert calls(text) == ["call-1"]
+        assert "timers retry" not in text
+
+
+async def test_command_for_a_tenant_that_begins_with_a_dash(page: Page) -> None:
+    """Options stand before the tenant, which would else count as one."""
+    text = (await page.get("/ui/timers?tenant=-y")).text
+    assert "timer-service timers schedule --in=10s -- -y call-1<" in text
+
+
 async def test_the_only_tenant(page: Page) -> None:
     """If one tenant alone has timers, its list is shown at once."""
     await put(page, scheduled(tenant="globex"))
