@@ -125,7 +125,7 @@ def of_tables() -> Iterator[tuple[str, str]]:
     choices = [each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)]
     for rows in (*choices, workflows.WORKERS_CHOICE.rows, *(kind.rows for kind in KINDS)):
         yield from ((f"page of {rows.table} {rows.where} {block}", rows.sql(block)) for block in ("page", "count"))
-    yield from ((f"page of {kind.rows.table} {kind.rows.where} newest", kind.newest) for kind in KINDS)
+    yield from ((f"page of {kind.rows.table} {kind.rows.where} last", kind.last) for kind in KINDS)
     yield from ((f"page of {kind.rows.table} TRUE search", kind.search) for kind in search.KINDS)
 
 

@@ -1,4 +1,4 @@
-"""What was given up or cannot go on: its kinds, how much there is of each, and the newest failures."""
+"""What was given up or cannot go on: its kinds, how much there is of each, and some of them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -35,26 +35,28 @@ class Kind(NamedTuple):
     id: str
     """The column with the id of what failed."""
     at: str
-    """The column with the instant of the failure, or another one near to it."""
+    """The column with an instant. No index has the time of the failure, unless it is this one."""
+    instant: str
+    """What happens at this instant."""
     reason: str
     """The column that says why."""
     order: Sequence[str]
-    """The columns of an index after the tenant. The newest failure is the last one, if the index has an instant."""
+    """The columns of an index after the tenant. Lists begin with its last rows."""
     list: Callable[[str], str]
     """Returns the URL of a tenant's list."""
     item: str | None = None
     """The page of one of them."""
     retry: Callable[[str, str], str] | None = None
     """Returns the command that tries again, for a tenant and an id."""
-    of_newest: str = "TRUE"
+    of_last: str = "TRUE"
     """The rest of the predicate of the index in `order`, if `rows` has another one."""
 
     @property
-    def newest(self) -> str:
-        """The statement that reads the newest failures of a tenant."""
+    def last(self) -> str:
+        """The statement that reads the last failures of a tenant, in the order of the index."""
         order = ", ".join(f"{column} DESC" for column in self.order)
-        rows = self.rows._replace(where=f"{self.rows.where} AND {self.of_newest}")
-        return rows.sql("newest", id=self.id, at=self.at, reason=self.reason, order=order)
+        rows = self.rows._replace(where=f"{self.rows.where} AND {self.of_last}")
+        return rows.sql("last", id=self.id, at=self.at, reason=self.reason, order=order)
 
     def url(self, tenant: str, id_: str) -> str:
         """Return the URL of the page with a failure."""
@@ -85,6 +87,7 @@ KINDS = (
         Rows(TIMERS.name, "state = 'Failed'"),
         id="service_call_id",
         at="due_at",
+        instant="due",
         reason="last_error",
         order=("due_at", "service_call_id"),
         list=lambda tenant: link("timers", tenant=tenant, state=State.FAILED.value),
@@ -99,6 +102,7 @@ KINDS = (
         Rows(OUTBOX.name, "state = 'Buried'"),
         id="event_id",
         at="added_at",
+        instant="added",
         reason="last_error",
         order=("added_at", "event_id"),
         list=lambda tenant: link("events", tenant=tenant),
@@ -112,6 +116,7 @@ KINDS = (
         Rows(PARKED_EVENTS),
         id="consumer",
         at="parked_at",
+        instant="parked",
         reason="reason",
         order=("parked_at", "event_id", "consumer"),
         list=lambda tenant: link("parked", tenant=tenant),
@@ -125,6 +130,7 @@ KINDS = (
         Rows(FIRINGS.name, "status = 'failed'"),
         id="signal_id",
         at="settled_at",
+        instant="given up",
         reason="last_error",
         order=("firing_id",),
         list=lambda tenant: link("signals", tenant=tenant, status=Status.PAUSED.value),
@@ -139,9 +145,10 @@ KINDS = (
         Rows("workflows", "status = 'failed'"),
         id="workflow_id",
         at="ended_at",
+        instant="ended",
         reason="failure_code",
         order=("created_at", "workflow_id"),
-        of_newest="ended_at IS NOT NULL AND type IS NOT NULL",
+        of_last="ended_at IS NOT NULL AND type IS NOT NULL",
         list=lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.FAILED.value),
         item="workflow",
         retry=lambda tenant, workflow: command("workflows", "retry", tenant, workflow),
@@ -154,6 +161,7 @@ KINDS = (
         Rows("workflows", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
         id="workflow_id",
         at="created_at",
+        instant="started",
         reason="last_error",
         order=("workflow_id",),
         list=lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.WAITING.value),
@@ -167,6 +175,7 @@ KINDS = (
         Rows(SCHEDULES.name, "last_error IS NOT NULL"),
         id="schedule_id",
         at="slot_at",
+        instant="slot",
         reason="last_error",
         order=("schedule_id",),
         list=lambda tenant: link("schedules", tenant=tenant, status=ShownStatus.ACTIVE.value),
@@ -181,9 +190,9 @@ async def count_kinds(reader: Reader) -> Mapping[Kind, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-async def read_newest(reader: Reader, kind: Kind, names: Sequence[str], limit: int) -> Sequence[Failure]:
-    """Return up to `limit` failures of each tenant, the newest first."""
-    rows = await reader.fetch_each(kind.newest, [{"tenant_id": name, "limit": limit} for name in names])
+async def read_last(reader: Reader, kind: Kind, names: Sequence[str], limit: int) -> Sequence[Failure]:
+    """Return up to `limit` failures of each tenant, from the end of the index on."""
+    rows = await reader.fetch_each(kind.last, [{"tenant_id": name, "limit": limit} for name in names])
     reasons = await _reasons(reader, kind, rows)
     return [
         Failure(kind, row["tenant_id"], row["id"], row["at"], reason) for row, reason in zip(rows, reasons, strict=True)

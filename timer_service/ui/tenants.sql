@@ -26,8 +26,8 @@ SELECT tenant_id, id FROM (
 WHERE is_shown
 LIMIT :limit
 
--- name: newest
--- Returns rows of a tenant in the order of an index: their ids, why they failed and when.
+-- name: last
+-- Returns rows of a tenant in the order of an index: their ids, why they failed and an instant.
 SELECT tenant_id, {id} AS id, {at} AS at, {reason} AS reason FROM {table}
 WHERE {where} AND tenant_id = :tenant_id
 ORDER BY {order}

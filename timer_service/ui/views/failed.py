@@ -6,7 +6,7 @@ from typing import NamedTuple
 from timer_service.events.queries import QUERIES
 from timer_service.ui import tenants
 from timer_service.ui.activity import activity
-from timer_service.ui.failures import KINDS, Failure, Kind, read_newest
+from timer_service.ui.failures import KINDS, Failure, Kind, read_last
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
 from timer_service.ui.tenants import MOST_COUNTED
@@ -22,7 +22,7 @@ class _Tenant(NamedTuple):
     name: str
     amount: int
     url: str
-    newest: Failure
+    one: Failure
     retry: str | None
 
 
@@ -57,17 +57,15 @@ async def _read(asked: Asked, kind: Kind, after: str, limit: int) -> _Group:
     """Return the tenants with their failures. The number of statements does not depend on the number of tenants."""
     page = await tenants.page(asked.reads.reader, kind.rows, after, limit)
     counts = await tenants.count(asked.reads.reader, kind.rows, page.names)
-    found = await read_newest(asked.reads.reader, kind, page.names, limit=1)
-    newest = {each.tenant: each for each in found}  # a tenant is left out if its last failure is over by now
-    return _Group(
-        kind, [_tenant(kind, newest[name], counts[name]) for name in page.names if name in newest], page.after
-    )
+    found = await read_last(asked.reads.reader, kind, page.names, limit=1)
+    last = {each.tenant: each for each in found}  # a tenant is left out if its last failure is over by now
+    return _Group(kind, [_tenant(kind, last[name], counts[name]) for name in page.names if name in last], page.after)
 
 
-def _tenant(kind: Kind, newest: Failure, count: int) -> _Tenant:
-    """Return a tenant of a group, with its newest failure and the command that tries again."""
-    retry = None if kind.retry is None else kind.retry(newest.tenant, newest.id)
-    return _Tenant(newest.tenant, count, kind.list(newest.tenant), newest, retry)
+def _tenant(kind: Kind, one: Failure, count: int) -> _Tenant:
+    """Return a tenant of a group, with one of its failures and the command that tries again."""
+    retry = None if kind.retry is None else kind.retry(one.tenant, one.id)
+    return _Tenant(one.tenant, count, kind.list(one.tenant), one, retry)
 
 
 async def _show_events(asked: Asked) -> Content:

@@ -16,7 +16,7 @@ from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui import charts, tenants
 from timer_service.ui.activity import MINUTES, Activity, Minute, activity
-from timer_service.ui.failures import Failure, Kind, count_kinds, read_newest
+from timer_service.ui.failures import Failure, Kind, count_kinds, read_last
 from timer_service.ui.formats import at_least, duration
 from timer_service.ui.instance import Instance
 from timer_service.ui.links import link
@@ -42,7 +42,7 @@ _LATE_SECONDS = 30
 _BLOCKED = 10
 """How many tenants whose commands cannot be applied the verdict names."""
 _TENANTS = 50
-"""The newest failures are those of so many tenants of each kind."""
+"""The failures shown are those of so many tenants of each kind."""
 _LEAST_MINUTES = 10
 """How many minutes a chart shows at least. The charts of an instance that has just started show no whole hour."""
 
@@ -66,6 +66,8 @@ class _Failed(NamedTuple):
     """Something that failed, or a command that was rejected."""
 
     at: int
+    instant: str
+    """What happens at this instant."""
     what: str
     tenant: str
     id: str
@@ -183,7 +185,7 @@ async def _read_work(asked: Asked) -> _Work | None:
         return _Work(
             next=await _read_next(reader),
             failed=failed,
-            failures=_newest([*failures, *map(_rejected, asked.instance.rejected())]),
+            failures=_latest([*failures, *map(_rejected, asked.instance.rejected())]),
             is_cut=is_cut,
             workflows=_by_status(workflows),
             without_worker=_without_worker(lanes, workers),
@@ -221,22 +223,26 @@ async def _read_next(reader: Reader) -> Sequence[_Next]:
 
 
 async def _read_failures(reader: Reader, failed: Mapping[Kind, int]) -> tuple[Sequence[_Failed], bool]:
-    """Return the newest failures of the first tenants of each kind, and whether more tenants have some."""
+    """Return failures of the first tenants of each kind, and whether more tenants have some."""
     found: list[Failure] = []
     is_cut = False
     for kind in failed:
         page = await tenants.page(reader, kind.rows, "", _TENANTS)
-        found += await read_newest(reader, kind, page.names, _FAILURES)
+        found += await read_last(reader, kind, page.names, _FAILURES)
         is_cut = is_cut or page.after is not None
-    return [_Failed(each.at, each.kind.one, each.tenant, each.id, each.reason, each.url) for each in found], is_cut
+    return [
+        _Failed(each.at, each.kind.instant, each.kind.one, each.tenant, each.id, each.reason, each.url)
+        for each in found
+    ], is_cut
 
 
 def _rejected(command: RejectedCommand) -> _Failed:
     reason = f"{command.code}: {command.reason}"
-    return _Failed(command.at, command.command, command.tenant, command.command_id, reason, link("failed"))
+    return _Failed(command.at, "rejected", command.command, command.tenant, command.command_id, reason, link("failed"))
 
 
-def _newest(failed: Sequence[_Failed]) -> Sequence[_Failed]:
+def _latest(failed: Sequence[_Failed]) -> Sequence[_Failed]:
+    """Return those with the latest instants."""
     return sorted(failed, key=attrgetter("at"), reverse=True)[:_FAILURES]
 
 
