@@ -1,7 +1,7 @@
 """Texts of the page: times, numbers, and values of users."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -18,6 +18,7 @@ _SHOWN_UNITS = 2
 _SMALL = 10
 _SHORT = 160
 _LONGEST_IN_LIST = 300
+_LONGEST_JSON = 256 * 1024
 _UNKNOWN = "\N{EN DASH}"
 
 
@@ -108,10 +109,26 @@ def at_least(count: int, limit: int) -> str:
     return f"{count:,}+" if count >= limit else f"{count:,}"
 
 
-def json_text(value: Any) -> Markup:
-    """Return a value as indented JSON, escaped for HTML. Its line breaks stay."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
+class JsonText(NamedTuple):
+    """A value as a page shows it."""
+
+    shown: Markup
+    is_cut: bool
+
+
+def json_text(value: Any) -> JsonText:
+    """Return a value as indented JSON, escaped for HTML. Its line breaks stay.
+
+    A long text is cut: if 64 KiB are nested deeply, their indentation has 12 MB.
+    """
+    pieces, length = [], 0
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        pieces.append(piece)
+        length += len(piece)
+        if length > _LONGEST_JSON:
+            break
+    lines = "".join(pieces)[:_LONGEST_JSON].split("\n")
+    return JsonText(Markup("\n").join(escape(visible(line)) for line in lines), length > _LONGEST_JSON)
 
 
 def short(text: str) -> str:

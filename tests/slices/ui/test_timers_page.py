@@ -146,6 +146,18 @@ async def test_timer(page: Page) -> None:
     assert "data-refresh" not in text
 
 
+async def test_nested_data(page: Page) -> None:
+    """Indentation makes a page no larger than 1 MiB. The page has the command that shows all data."""
+    nested = "[" * 185 + ",".join("0" * 32_000) + "]" * 185
+    await put(page, scheduled("deep", data=nested), scheduled("flat", NOW, Position(1, 2), data='[["whole"]]'))
+    text = (await page.get("/ui/timer?tenant=acme&id=deep")).text
+    assert len(text) < 1024 * 1024
+    assert "timer-service timers get acme deep --json<" in text
+    text = (await page.get("/ui/timer?tenant=acme&id=flat")).text
+    assert "&#34;whole&#34;\n  ]\n]" in text
+    assert "timers get" not in text
+
+
 async def test_scheduled_timer(page: Page) -> None:
     """The page of a timer that is to fire updates itself, and shows how to cancel it."""
     await put(page, scheduled("call-1", NOW + 60_000))

@@ -17,7 +17,7 @@ from timer_service.workflows.messages import FailureCode
 HOUR = 3_600_000
 
 
-TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
+TEXTS: list[tuple[Any, tuple[Any, ...], str | tuple[str, bool]]] = [
     (formats.distance, (0, 0), "now"),
     (formats.distance, (HOUR * 3 - 1, 0), "in 2 h 59 min"),
     (formats.distance, (-1500, 0), "1 s ago"),
@@ -39,7 +39,7 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
     (formats.short_json, ({"a": "日"},), '{"a": "日"}'),
     (formats.short_json, ("x" * 158,), f'"{"x" * 158}"'),
     (formats.short_json, ("x" * 159,), f'"{"x" * 159}\N{HORIZONTAL ELLIPSIS}'),
-    (formats.json_text, ({"<b>": "x\u2028"},), "{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028&#34;\n}"),
+    (formats.json_text, ({"<b>": "x\u2028"},), ("{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028&#34;\n}", False)),
     (link, ("",), "/ui/"),
     (formats.local_time, ("2026-11-23T08:00:00.000Z", "Europe/Berlin"), "2026-11-23 09:00:00"),
     (formats.local_time, ("2026-07-01T23:30:00.500Z", "Asia/Kolkata"), "2026-07-02 05:00:00"),
@@ -58,7 +58,7 @@ TEXTS: list[tuple[Any, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("write", "arguments", "text"), TEXTS)
-def test_texts(write: Any, arguments: tuple[Any, ...], text: str) -> None:
+def test_texts(write: Any, arguments: tuple[Any, ...], text: str | tuple[str, bool]) -> None:
     """Distances have their two largest units, lengths all of them, and numbers a separator."""
     assert write(*arguments) == text
 
