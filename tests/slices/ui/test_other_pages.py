@@ -15,6 +15,7 @@ from tests.harness.memory_broker import MemoryBroker
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Graph, Runs, run_after
+from tests.harness.workflows import Workflows, done, seen, sleep
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.intake.rejection import Rejected
 from timer_service.core.values.errors import Code, Rejection
@@ -332,6 +333,22 @@ async def test_workers(filled: Page) -> None:
     text = (await filled.get("/ui/workers?tenant=acme")).text
     assert "&lt;i&gt;one&lt;/i&gt;" in text
     assert "online" in text
+
+
+async def test_last_steps(page: Page) -> None:
+    """The first page of a workflow with many steps leads to its last ones, and so to the step that is open."""
+    workflows = Workflows(page.instance.database, MemoryBroker(), ManualClock())
+    task = await workflows.begin()
+    keys = [f"step-{number}" for number in range(120)]
+    await workflows.report(task, steps=[done(key) for key in keys[:60]])
+    await workflows.report(task, steps=[done(key) for key in keys[60:]], seen=seen(*keys))
+    await workflows.report(task, waits=[sleep("nap", 1000)])
+    first = await page.get("/ui/workflow?tenant=acme&id=order-1")
+    (path,) = re.findall(r'href="([^"]*)">Last steps<', first.text)
+    last = (await page.get(html.unescape(path))).text
+    shown = re.findall(r'<th scope="row" class="id">(.*?)</th>', last)
+    assert shown == [*keys[-49:], "nap"]
+    assert "Last steps" not in last
 
 
 async def test_run(filled: Page) -> None:

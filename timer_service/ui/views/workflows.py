@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timer_service.core.service.workflow_start import NAME_PATTERN
+from timer_service.core.values.paging import write_cursor
 from timer_service.ui import tenants
 from timer_service.ui.failures import KINDS
 from timer_service.ui.formats import milliseconds
 from timer_service.ui.links import command
 from timer_service.ui.pages import Content, Redirect
 from timer_service.ui.parameters import BadParameterError
+from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice, choose_tenant, read_page
 from timer_service.ui.views.view import Asked, View, item_view, main_view
-from timer_service.workflows.effect_store import find_waits
+from timer_service.workflows.effect_store import Cursor, find_waits
 from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.queries import QUERIES
 from timer_service.workflows.workflow import Key
@@ -70,8 +72,14 @@ async def _show(asked: Asked) -> Content:
         "is_open": found["workflow"]["status"] not in ENDED,
         "commands": _commands(found["workflow"], waits.get(key, ())),
         "waits_for": waits.get(key),
+        "last": _last_steps(found["workflow"]["effects"]),
     }
     return Content("workflow.html", values)
+
+
+def _last_steps(effects: int) -> str:
+    """Return the cursor of the last page of effects. They are numbered; those that the function has not got follow."""
+    return write_cursor(Cursor(max(effects - PAGE_ROWS, 0)))
 
 
 async def _show_workers(asked: Asked) -> Content | Redirect:
