@@ -43,8 +43,8 @@ FILLED = [
     link("timers", tenant="a b"),
     link("nope"),
 ]
-LONG = [link(name, tenant="acme", id=HOSTILE[8]) for name in ITEMS]
-"""Pages of things with the longest id, which must fit on a phone."""
+LONG = [*(link(name, tenant="acme", id=HOSTILE[8]) for name in ITEMS), link("timers", tenant="x" * 64)]
+"""Pages of things with the longest id, and of the longest tenant, which must fit on a phone."""
 MANY = """
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, event_id, registered_at, position_epoch, position_sequence, available_at
@@ -134,6 +134,16 @@ async def test_filled_pages(filled: Site) -> None:
     expected = [each for each in filled.tab.errors if "status of 400" in each or "status of 404" in each]
     assert len(expected) == 2 * len(LOOKS)
     assert [each for each in filled.tab.errors if each not in expected] == []
+
+
+@pytest.mark.slow
+async def test_navigation_fits(filled: Site) -> None:
+    """On a tablet or a computer, each page of the navigation can be seen without scrolling."""
+    for width in range(660, 1260, 40):
+        await filled.tab.look(width=width)
+        await filled.tab.visit(f"{filled.url}/ui/workflows?tenant=acme")
+        hidden = "(nav => nav.scrollWidth - nav.clientWidth)(document.querySelector('.bar nav'))"
+        assert await filled.tab.run(hidden) == 0, width
 
 
 @pytest.mark.slow
