@@ -106,7 +106,7 @@ class NumberedLink(Link):
         except TimeoutError as error:
             raise NoAnswerError(f"no answer within {timeout_seconds} s; is timer-service running?") from error
         except self._errors as error:
-            raise NoAnswerError(self._reason_of(error)) from error
+            raise NoAnswerError(f"the request may not have arrived: {self._reason_of(error)}") from error
 
     @abstractmethod
     async def _publish_command(self, command: Command, trace: Mapping[str, str], number: str | None) -> None:
