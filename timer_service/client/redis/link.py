@@ -64,7 +64,7 @@ class RedisLink(NumberedLink):
         try:
             await self._watches.join(watch)
         except ERRORS as error:
-            raise NoAnswerError(reason_of(error)) from error
+            raise NoAnswerError(f"events cannot be watched: {reason_of(error)}") from error
 
     async def leave(self, watch: Watch) -> None:
         """See `Link.leave`."""
