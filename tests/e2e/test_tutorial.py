@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.harness.browser import Browser
-from tests.harness.png import with_palette
 from tests.harness.processes import read_page, unused_port
 from tests.harness.spawn import BIN
 from tests.harness.tutorial import play
@@ -51,7 +50,7 @@ async def test_tutorial(tmp_path: Path) -> None:
     assert [*pictures] == [*PICTURES]
     if RECORD:
         for name, png in pictures.items():
-            (DOCS / name).write_bytes(with_palette(png))
+            (DOCS / name).write_bytes(png)
 
 
 async def shows(port: int, url: str, words: list[str]) -> bool:
