@@ -42,9 +42,9 @@ NUMBERS = {
         f"for at most {backlog.LONGEST_WAIT_MS // 1000} s",
     ],
     "operations/monitor.md": [
-        f"Waiting commands have at most {waiting.MOST_BYTES // 1024**3} GiB",
-        f"at most {word(query.RUNNING_OF_TENANT)} of one tenant are answered at a time",
-        f"are answered at a time, and {query.WAITING:,} wait",
+        f"Waiting commands take at most {waiting.MOST_BYTES // 1024**3} GiB",
+        f"At most {word(query.RUNNING_OF_TENANT)} queries of one tenant are answered at a time",
+        f"are answered at a time, and {query.WAITING:,} queries wait",
     ],
     "operations/postgresql.md": [
         f"An instance opens up to {postgres.MOST_CONNECTIONS}:",
