@@ -44,10 +44,10 @@ NUMBERS = {
     "operations/monitor.md": [
         f"Waiting commands take at most {waiting.MOST_BYTES // 1024**3} GiB",
         f"At most {word(query.RUNNING_OF_TENANT)} queries of one tenant are answered at a time",
-        f"are answered at a time, and {query.WAITING:,} queries wait",
+        f"are answered at a time, and at most {query.WAITING:,} queries of all tenants wait",
     ],
     "operations/postgresql.md": [
-        f"An instance opens up to {postgres.MOST_CONNECTIONS}:",
+        f"An instance opens up to {postgres.MOST_CONNECTIONS} connections:",
     ],
 }
 
