@@ -15,7 +15,7 @@ from timer_service.schedules.calendar.recurrence import (
     wall_of,
     zone_rules_of,
 )
-from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
+from timer_service.schedules.messages import EndReason, Policy, Status
 
 CLOCKS_APART_MS = 3_600_000
 """How far the broker's clock may be ahead of the service's. A cursor further ahead shows that a clock was wrong."""
@@ -80,9 +80,10 @@ class Schedule(NamedTuple):
     last_error: str | None = None
     last_skipped_at: int | None = None
     """The last slot that started no workflow."""
-    last_skip_reason: SkipReason | None = None
+    last_skip_reason: str | None = None
+    """A `SkipReason`, or the reason of a newer version of the service. So is `end_reason` an `EndReason`."""
     ended_at: int | None = None
-    end_reason: EndReason | None = None
+    end_reason: str | None = None
     confirmed_at: int | None = None
     """When a Put or a Pause last changed a schedule that has ended or is deleted. Retention counts from then."""
 

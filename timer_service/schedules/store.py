@@ -17,7 +17,7 @@ from timer_service.core.values.delays import LONGEST
 from timer_service.core.values.message import Position
 from timer_service.schedules.calendar.interval import CalendarInterval
 from timer_service.schedules.calendar.recurrence import Recurrence
-from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
+from timer_service.schedules.messages import Policy, ShownStatus, Status
 from timer_service.schedules.schedule import CLOCKS_APART_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
@@ -188,9 +188,9 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         last_fired_at=row["last_fired_at"],
         last_error=row["last_error"],
         last_skipped_at=row["last_skipped_at"],
-        last_skip_reason=None if row["last_skip_reason"] is None else SkipReason(row["last_skip_reason"]),
+        last_skip_reason=row["last_skip_reason"],
         ended_at=row["ended_at"],
-        end_reason=None if row["end_reason"] is None else EndReason(row["end_reason"]),
+        end_reason=row["end_reason"],
         confirmed_at=row["confirmed_at"],
     )
 

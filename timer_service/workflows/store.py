@@ -15,7 +15,7 @@ from timer_service.core.service.workflow_start import MOST_WITH_KEY, Concurrency
 from timer_service.core.values.errors import ConflictError
 from timer_service.core.values.message import Position
 from timer_service.workflows.keys import KeyName, KeyUse, Queued
-from timer_service.workflows.messages import FailureCode, WorkflowStatus
+from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
 
 _KEY = ("tenant_id", "workflow_id")
@@ -41,7 +41,7 @@ _NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(_DEFINITION)
 _NO_CONCURRENCY: Mapping[str, Any] = dict.fromkeys(_CONCURRENCY)
 _SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
 """The columns with the names of fields."""
-_PLAIN = tuple(name for name in _SAME if name not in {"status", "failure_code", "is_deleting"})
+_PLAIN = tuple(name for name in _SAME if name not in {"status", "is_deleting"})
 """Those whose values are the same, too."""
 _READ_PLAIN, _READ_HOLD, _READ_DEFINITION = itemgetter(*_PLAIN), itemgetter(*_HOLD), itemgetter(*_DEFINITION)
 _READ_CONCURRENCY = itemgetter(*_CONCURRENCY)
@@ -222,7 +222,6 @@ def key_of(row: Row) -> Key:
 
 def read_workflow(row: Row) -> Workflow:
     """Return the workflow in a row of `workflows`."""
-    code = row["failure_code"]
     return Workflow(
         key=key_of(row),
         definition=None
@@ -233,7 +232,6 @@ def read_workflow(row: Row) -> Workflow:
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
         status=WorkflowStatus(row["status"]),
         hold=None if row["lease_token"] is None else Hold(*_READ_HOLD(row)),
-        failure_code=None if code is None else FailureCode(code),
         is_deleting=bool(row["is_deleting"]),
         **dict(zip(_PLAIN, _READ_PLAIN(row), strict=True)),
     )

@@ -109,7 +109,8 @@ class Workflow(NamedTuple):
     retries: int = 0
     settled_by: str | None = None
     """The last token that ended a task."""
-    failure_code: FailureCode | None = None
+    failure_code: str | None = None
+    """A `FailureCode`, or the code of a newer version of the service."""
     failed_step: str | None = None
     reason: str | None = None
     ended_at: int | None = None

@@ -292,12 +292,23 @@ async def test_blocked_workflows(filled: Page) -> None:
 
 
 async def test_a_code_of_a_newer_version(filled: Page) -> None:
-    """A failure with a code that this version does not know is shown, also while a fleet is upgraded."""
+    """A code or reason that this version does not know is shown as it is, also while a fleet is upgraded."""
     async with filled.instance.database.transaction() as tx:
         await tx.execute("UPDATE workflows SET failure_code = 'OUT_OF_CREDIT' WHERE status = 'failed'")
         await tx.execute("DELETE FROM workflow_data WHERE error IS NOT NULL")
-    assert "OUT_OF_CREDIT" in (await filled.get("/ui/failed")).text
-    assert (await filled.get("/ui/")).status == 200
+        reasons = "end_reason = 'budget', last_skipped_at = 1, last_skip_reason = 'holiday'"
+        await tx.execute(f"UPDATE schedules SET {reasons} WHERE status = 'ended'")
+    for path, shown in {
+        "": "Failed workflows",
+        "failed": "OUT_OF_CREDIT",
+        "workflows?tenant=acme": "OUT_OF_CREDIT",
+        "workflow?tenant=acme&id=order-2": "OUT_OF_CREDIT",
+        "schedules?tenant=acme&status=ended": "short",
+        "schedule?tenant=acme&id=short": "holiday",
+        "schedule?id=short&tenant=acme": "budget",
+    }.items():
+        answer = await filled.get(f"/ui/{path}")
+        assert (answer.status, shown in answer.text) == (200, True), path
 
 
 async def test_newest_dead_letters(page: Page) -> None:
