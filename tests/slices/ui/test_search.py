@@ -16,6 +16,14 @@ from timer_service.core.values.message import Position
 from timer_service.ui.formats import input_value
 from timer_service.ui.links import link
 
+DELETED = """
+INSERT INTO schedules (tenant_id, schedule_id, status, data_size, after_at, fired_count, is_paused, created_at,
+    ended_at, created_epoch, created_sequence, defined_epoch, defined_sequence)
+WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)
+SELECT tenant_id, 'report-1' || n, status, 0, after_at, 0, 0, created_at, ended_at,
+    created_epoch, created_sequence, defined_epoch, defined_sequence
+FROM schedules, numbers WHERE status = 'deleted'
+"""
 KINDS = ("timer", "schedule", "signal", "run", "workflow")
 
 
@@ -92,15 +100,19 @@ async def test_without_an_id(page: Page) -> None:
     assert (await page.get("/ui/search?id=a%00")).status == 400
 
 
-async def test_deleted_things_hide_nothing(page: Page) -> None:
-    """A thing is found behind others whose rows only keep an id."""
+async def test_deleted_things_hide_nothing(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thing is found behind hundreds of others whose rows only keep an id, up to the limit that the page names."""
     schedules = Schedules(page.instance.database, MemoryBroker(), ManualClock())
-    for number in range(7):
-        await schedules.put(f"report-{number}", every="PT1H")
-    for number in range(6):
-        await schedules.about("Delete", f"report-{number}")
+    for name in ("report-0", "report-9"):
+        await schedules.put(name, every="PT1H")
+    await schedules.about("Delete", "report-0")
+    async with page.instance.database.transaction() as tx:
+        await tx.execute(DELETED, {"count": 300})
     answer = await page.get("/ui/search?id=report-")
-    assert (answer.status, answer.headers["location"]) == (303, link("schedule", tenant="acme", id="report-6"))
+    assert (answer.status, answer.headers["location"]) == (303, link("schedule", tenant="acme", id="report-9"))
+    monkeypatch.setattr("timer_service.ui.views.search.LOOKED_AT", 300)
+    assert "looks at 300 ids of each kind" in (await page.get("/ui/search?id=report-")).text
+    assert (await page.get("/ui/search?id=report-9")).headers["location"] == answer.headers["location"]
 
 
 async def test_some_tenants_are_not_searched(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

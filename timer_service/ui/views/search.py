@@ -16,8 +16,8 @@ TENANTS = 200
 """How many tenants of each kind are searched. Each one costs one search of the primary key."""
 _IDS = 5
 """How many ids of each kind and tenant are found."""
-_LOOKED_AT = 200
-"""How many rows of each kind and tenant are looked at: some only keep an id, and have no page."""
+LOOKED_AT = 40_000
+"""How many rows of each kind are looked at, shared by the tenants: some only keep an id, and have no page."""
 _SHOWN = 100
 
 
@@ -75,7 +75,7 @@ async def _show(asked: Asked) -> Content | Redirect:
         "hits": [*exact, *begins][:_SHOWN],
         "tenants": TENANTS if left_out else None,
         "ids": _IDS,
-        "looked_at": _LOOKED_AT,
+        "looked_at": LOOKED_AT,
         "shown": _SHOWN,
     }
     return Content("search.html", values)
@@ -97,7 +97,8 @@ async def _search(reader: Reader, kind: _Kind, wanted: str, tenant: str | None) 
         if tenant is None
         else tenants.TenantPage([tenant])
     )
-    bounds = {"from": wanted, "end": prefix_end(wanted), "looked_at": _LOOKED_AT, "limit": _IDS}
+    looked_at = LOOKED_AT // max(len(page.names), 1)
+    bounds = {"from": wanted, "end": prefix_end(wanted), "looked_at": looked_at, "limit": _IDS}
     rows = await reader.fetch_each(kind.search, [{"tenant_id": name, **bounds} for name in page.names])
     return [_Hit(kind.name, row["tenant_id"], row["id"]) for row in rows], page.after is not None
 
