@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import runpy
 import shutil
-import subprocess
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.live_service import BROKERS
+from tests.harness.node import install_packages, run_in
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_worker import RawWorker, start_workflows
 
@@ -24,20 +23,11 @@ CONTRACTS = Path(__file__).parents[2] / "contracts"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the client in a temporary folder. Without Node, skip the test, or fail it in CI."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        absent = "node and npm are not installed"
-        pytest.fail(absent) if os.environ.get("CI") == "true" else pytest.skip(absent)
+    """Install the client in a temporary folder."""
     folder = tmp_path_factory.mktemp("node") / "client"
     shutil.copytree(CLIENT, folder)
-    run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", folder=folder)
+    install_packages(folder)
     return folder
-
-
-def run(*command: str, folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -49,7 +39,7 @@ async def test_client_on_node_schedules_a_timer(client: Path, tmp_path: Path, na
     """
     async with BROKERS[name].start(tmp_path) as broker, Service(tmp_path, broker.url):
         run_client = ("node", "client.mjs", broker.url, str(CONTRACTS))
-        printed = json.loads(await asyncio.to_thread(run, *run_client, folder=client))
+        printed = json.loads(await asyncio.to_thread(run_in, client, *run_client))
     command, event = printed["command"], printed["event"]
     assert printed["outcome"]["commandId"] == command["id"]
     assert printed["outcome"]["outcome"] == "scheduled"

@@ -35,6 +35,8 @@ class Activity(NamedTuple):
     failures: int
     dead_letters: Mapping[str, int]
     """By code."""
+    over_quota: int
+    """The commands that were refused because their tenant is at a limit."""
     lag_p50: float | None
     """Seconds."""
     lag_p99: float | None
@@ -52,6 +54,7 @@ def activity(samples: Sequence[Sample], now: int) -> Activity:
         fired=newest.fired - before_hour.fired,
         failures=newest.failures - before_hour.failures,
         dead_letters=_growth(before_hour.dead_letters, newest.dead_letters),
+        over_quota=newest.over_quota - before_hour.over_quota,
         lag_p50=percentile(lag, 0.5),
         lag_p99=percentile(lag, 0.99),
     )

@@ -1,5 +1,6 @@
 """The routes of the page: they check the request, call a view, and turn its errors into pages."""
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ from timer_service.ui.instance import Instance
 from timer_service.ui.links import ROOT
 from timer_service.ui.pages import Content, Pages, Redirect, static_response
 from timer_service.ui.parameters import BadParameterError, Parameters
-from timer_service.ui.reads import Reads
+from timer_service.ui.reads import AT_ONCE, PageReader, Reads
 from timer_service.ui.views import VIEWS
 from timer_service.ui.views.view import Asked, View
 
@@ -34,14 +35,15 @@ _TITLES = {
 def ui_routes(instance: Instance) -> list[Route]:
     """Return the routes of the operations page."""
     computing = Computing()
-    reads = Reads(instance.database, instance.clock, computing)
+    page_turn, read_turn = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
     pages = Pages(computing, instance.name, [(view.path, view.name) for view in VIEWS if view.name is not None])
 
     async def show(view: View, request: Request) -> Response:
         """Return the page of a view, or a page that says what is wrong. Unexpected errors are logged."""
         now = instance.clock.now()
         render = partial(pages.render, now=now, section=view.section)
-        async with reads.turn:
+        reads = Reads(PageReader(instance.database, read_turn), instance.clock, computing)
+        async with page_turn:
             try:
                 content = await _content(view, request, instance, reads, now)
                 return RedirectResponse(content.url, 303) if isinstance(content, Redirect) else await render(content)

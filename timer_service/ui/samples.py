@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from timer_service.core.due.loop import Pass
+from timer_service.core.limits.quotas import OVER_QUOTA
 
 INTERVAL = timedelta(seconds=10)
 _INTERVAL_MS = INTERVAL // timedelta(milliseconds=1)
@@ -19,6 +20,8 @@ LAG = "timer_fire_lag_seconds"
 LAST_TICK = "timer_loop_last_tick_timestamp_seconds"
 GIVEN_UP = "timer_buried_total"
 DEAD_LETTERS = "timer_dead_letters_total"
+COMMANDS = "timer_commands_received_total"
+EVENT_LIMITS = "timer_event_limits_reached"
 ROWS = "timer_rows"
 OVERDUE = "timer_overdue"
 OLDEST = "timer_oldest_due_lag_seconds"
@@ -39,6 +42,10 @@ class Sample(NamedTuple):
     """The rows that were given up, of all tables."""
     dead_letters: Mapping[str, int]
     """The dead letters, by code."""
+    over_quota: int
+    """The commands that were refused because their tenant is at a limit."""
+    waiting: int
+    """The tenants whose events wait because they have used their limit of events."""
 
     @property
     def fired(self) -> int:
@@ -76,7 +83,8 @@ class Samples:
 def read_sample(registry: CollectorRegistry, now: int) -> Sample:
     """Return a sample of the metrics."""
     buckets = f"{LAG}_bucket"
-    found = _Series(registry.restricted_registry([ROWS, OVERDUE, buckets, GIVEN_UP, DEAD_LETTERS]).collect())
+    names = (ROWS, OVERDUE, buckets, GIVEN_UP, DEAD_LETTERS, COMMANDS, EVENT_LIMITS)
+    found = _Series(registry.restricted_registry(names).collect())
     lag = [(float(labels["le"]), int(value)) for labels, value in found.of(buckets, table=TIMERS)]
     return Sample(
         at=now,
@@ -85,6 +93,8 @@ def read_sample(registry: CollectorRegistry, now: int) -> Sample:
         lag=tuple(sorted(lag)),
         given_up=found.total(GIVEN_UP),
         dead_letters={labels["code"]: int(value) for labels, value in found.of(DEAD_LETTERS) if value},
+        over_quota=found.total(COMMANDS, outcome=OVER_QUOTA),
+        waiting=found.total(EVENT_LIMITS),
     )
 
 
@@ -119,6 +129,6 @@ class _Series:
         """Return the value of a series, or None if there is no such series."""
         return next((int(value) for _, value in self.of(name, **labels)), None)
 
-    def total(self, name: str) -> int:
-        """Return the sum of all series with this name."""
-        return int(sum(value for _, value in self.of(name)))
+    def total(self, name: str, **labels: str) -> int:
+        """Return the sum of all series with this name and these labels."""
+        return int(sum(value for _, value in self.of(name, **labels)))

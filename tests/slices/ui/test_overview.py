@@ -118,3 +118,13 @@ async def test_sleeping_workflows_hide_no_others(page: Page, monkeypatch: pytest
     text = (await page.get("/ui/")).text
     assert f'<a href="{html.escape(link("workflows", tenant="globex", status="waiting"))}">' in text
     assert '</a>: <b class="num">2</b> <span class="quiet">of globex and 1 other tenant</span>' in text
+
+
+async def test_too_many_workers(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are more workers than the page reads, it does not claim that a workflow has none."""
+    monkeypatch.setattr("timer_service.ui.views.overview.MOST_COUNTED", 2)
+    await Workflows(page.instance.database, MemoryBroker(), ManualClock()).start(type="rare")
+    for number, is_claimed in ((1, True), (2, False)):
+        async with page.instance.database.transaction() as tx:
+            await tx.execute(WORKER, {"id": f"w-{number}", "queue": "default", "types": '["order"]', "seen": NOW})
+        assert ("Workflows without a worker" in (await page.get("/ui/")).text) == is_claimed

@@ -10,6 +10,7 @@ import pytest
 from tests.harness.clock import NOW
 from tests.harness.page import Page
 from timer_service.core.due.loop import Loop
+from timer_service.core.ports.completion import run_to_completion
 from timer_service.core.ports.health import Health
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.http import CONNECTION_SECONDS
@@ -86,16 +87,44 @@ async def test_updates_wait_for_slow_answers(page: Page) -> None:
 
 
 async def test_database_is_away(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the database, lists say so. The overview still shows the health."""
+    """Without the database, lists say so. The overview says it too, and still shows the health."""
 
     async def fail(*_: object) -> None:
         raise DatabaseUnavailableError("the disk is full")
 
     monkeypatch.setattr(type(page.instance.database.queries), "fetch", fail)
+    await shows_outage(page, "the disk is full")
+
+
+async def shows_outage(page: Page, reason: str) -> None:
+    """Check that lists and the overview say that the database does not answer, and why."""
     answer = await page.get("/ui/timers")
-    assert answer.status == 503
-    assert "the disk is full" in answer.text
-    assert (await page.get("/ui/")).status == 200
+    assert (answer.status, reason in answer.text) == (503, True)
+    answer = await page.get("/ui/")
+    assert (answer.status, "healthy" in answer.text, "all loops ok" in answer.text) == (200, False, True)
+    assert re.findall(r'class="reason">(.*?)</span> <span class="quiet">(.*?)<', answer.text) == [
+        (f"the database: {reason}", "affects the lists of this page")
+    ]
+
+
+async def test_database_does_not_answer(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page waits for all its reads together, and for its turn, until one deadline, also if a read cannot be ended."""
+    monkeypatch.setattr("timer_service.ui.reads.SECONDS", 0.1)
+    answers = asyncio.Event()
+    began = 0
+
+    async def hang(*_: object) -> list[object]:
+        nonlocal began
+        began += 1
+        await run_to_completion(answers.wait())
+        return []
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(type(page.instance.database.queries), "fetch", hang)
+        await asyncio.gather(*(shows_outage(page, "no answer within 0.1 seconds") for _ in range(4)))
+        assert began == 2  # the reads that go on have the turns of others
+    answers.set()
+    assert (await page.get("/ui/timers")).status == 200
 
 
 async def test_a_failure_shows_no_values(

@@ -13,7 +13,7 @@ from timer_service.ui.activity import activity, percentile
 from timer_service.ui.samples import Sample, Samples, last_passes
 
 MINUTE = 60_000
-EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={})
+EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={}, over_quota=0, waiting=0)
 
 
 def fired(at: int, count: int, **more: Any) -> Sample:
@@ -84,8 +84,13 @@ async def test_samples_read_the_metrics() -> None:
     metrics.overdue("timer_schedules", 2, 1.5)
     metrics.buried("outbox", 1)
     metrics.dead_letter_stored("TOO_LARGE")
+    metrics.command_handled("ScheduleTimer", "scheduled", 9)
+    metrics.command_handled("ScheduleTimer", "over_quota", 2)
+    metrics.command_handled("StartRun", "over_quota")
+    metrics.event_limits_reached(4)
     metrics.ticked("timers", 0.1)
     sample = samples.read_sample(registry, NOW)
     assert (sample.pending, sample.overdue, sample.fired, sample.failures) == (5, 2, 1, 2)
     assert sample.dead_letters == {"TOO_LARGE": 1}
+    assert (sample.over_quota, sample.waiting) == (3, 4)
     assert abs(last_passes(registry)["timers"] - time.time() * 1000) < MINUTE

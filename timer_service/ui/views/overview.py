@@ -3,28 +3,26 @@
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.database import Reader, Row
-from timer_service.core.ports.health import Health
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui import charts, tenants
 from timer_service.ui.activity import MINUTES, Activity, Minute, activity
 from timer_service.ui.failures import Failure, Kind, count_kinds, read_last
-from timer_service.ui.formats import at_least, duration
-from timer_service.ui.instance import Instance
+from timer_service.ui.formats import at_least, number
 from timer_service.ui.links import link
 from timer_service.ui.pages import Content
 from timer_service.ui.rejections import RejectedCommand
-from timer_service.ui.samples import last_passes, read_overdue
+from timer_service.ui.samples import last_passes
 from timer_service.ui.tenants import MOST_COUNTED, Rows
 from timer_service.ui.views.runs import OpenRun, read_open_runs
+from timer_service.ui.views.verdict import Fault, blocked_commands, find_faults, health_of
 from timer_service.ui.views.view import Asked, main_view
 from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.queries import ONLINE_MS
@@ -37,8 +35,6 @@ _NEXT = 10
 _FAILURES = 5
 _RUNS = 5
 """How many rows each list shows."""
-_LATE_SECONDS = 30
-"""Due rows that wait longer need attention."""
 _BLOCKED = 10
 """How many tenants whose commands cannot be applied the verdict names."""
 _TENANTS = 50
@@ -75,11 +71,13 @@ class _Failed(NamedTuple):
     url: str
 
 
-class _Fault(NamedTuple):
-    """Something that does not work, and the parts that it affects."""
+class _Notice(NamedTuple):
+    """A number that needs attention."""
 
-    reason: str
-    parts: Sequence[str]
+    title: str
+    number: str
+    url: str | None = None
+    more: str = ""
 
 
 class _Work(NamedTuple):
@@ -98,7 +96,7 @@ class _Work(NamedTuple):
     """The workers that are online."""
     runs: Sequence[OpenRun]
     open_runs: int
-    blocked: Sequence[_Fault]
+    blocked: Sequence[Fault]
     """The commands that cannot be applied."""
 
 
@@ -107,9 +105,16 @@ async def _show(asked: Asked) -> Content:
     passes = last_passes(instance.registry)
     hour = activity(instance.samples.until(asked.now), asked.now)
     loops = instance.loops()
-    work = await _read_work(asked)
+    faults = find_faults(instance, loops)
+    work: _Work | None = None
+    try:
+        work = await _read_work(asked)
+        faults += work.blocked
+    except DatabaseUnavailableError as error:  # the page shows the health all the same
+        faults.append(Fault(f"the database: {error}", ["the lists of this page"]))
     values = {
-        "faults": [*_faults(instance, loops), *_late(instance), *(() if work is None else work.blocked)],
+        "faults": faults,
+        "notices": [*(() if work is None else _failed(work)), *_at_limits(hour)],
         "work": work,
         "most": MOST_COUNTED,
         "tenants": _TENANTS,
@@ -128,74 +133,54 @@ async def _show(asked: Asked) -> Content:
     return Content("overview.html", values)
 
 
-def _faults(instance: Instance, loops: Sequence[Loop]) -> Sequence[_Fault]:
-    """Return what is wrong, each reason once: the broker, for example, is the reason of several parts."""
-    found: dict[str, list[str]] = {}
-    of_loops = {loop.health.reason: _health_of(loop)[1].reason for loop in loops}  # flows may have it with its name
-    for name, health in chain(instance.needs().items(), instance.flows().items(), map(_health_of, loops)):
-        if health.reason is not None:
-            found.setdefault(of_loops.get(health.reason) or health.reason, []).append(name)
-    return [_Fault(reason, parts) for reason, parts in found.items()]
-
-
-def _late(instance: Instance) -> Sequence[_Fault]:
-    """Return the tables whose due rows wait for long. Workflows wait for the workers of users."""
-    return [
-        _Fault(f"{count:,} due rows wait, the oldest for {duration(int(seconds * 1000))}", [table])
-        for table, (count, seconds) in read_overdue(instance.registry).items()
-        if seconds > _LATE_SECONDS and table != "workflows"
-    ]
-
-
-def _blocked(rows: Sequence[Row]) -> Sequence[_Fault]:
-    """Return the commands that wait behind one that cannot be applied, by the reason."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["last_error"], []).append(row)
-    return [
-        _Fault(
-            f"{at_least(sum(int(row['commands']) for row in those), MOST_COUNTED)} commands wait: {reason}",
-            [f"tenant {row['tenant_id']}" for row in those],
+def _failed(work: _Work) -> Iterator[_Notice]:
+    """Return how much failed of each kind, and the workflows without a worker."""
+    for kind, count in work.failed.items():
+        yield _Notice(kind.title, at_least(count, MOST_COUNTED), link("failed", kind=kind.name))
+    if work.without_worker:
+        tenant, others = next(iter(work.without_worker)), len(work.without_worker) - 1
+        amount = at_least(sum(work.without_worker.values()), MOST_COUNTED)
+        more = f"of {tenant}" + (f" and {others} other {'tenant' if others == 1 else 'tenants'}" if others else "")
+        yield _Notice(
+            "Workflows without a worker", amount, link("workflows", tenant=tenant, status=WorkflowStatus.WAITING), more
         )
-        for reason, those in found.items()
-    ]
 
 
-def _health_of(loop: Loop) -> tuple[str, Health]:
-    """Return a loop, and its health without its name: many loops have the same reason. One that hangs is down, too."""
-    name, reason = f"loop {loop.name}", loop.health.reason
-    if reason is None:
-        return name, Health.down("hangs") if loop.stalled else loop.health
-    return name, Health.down(reason.removeprefix(f"{name} ").removeprefix("fails: "))
+def _at_limits(hour: Activity) -> Iterator[_Notice]:
+    """Return how much was refused or waits because tenants are at their limits."""
+    if hour.over_quota:
+        yield _Notice(
+            "Commands over a limit", number(hour.over_quota), more="in the last hour; the log names their tenants"
+        )
+    if hour.newest.waiting:
+        yield _Notice("Tenants at their limit of events", number(hour.newest.waiting), more="their events wait")
 
 
 def _loop(loop: Loop, passed_at: int | None) -> dict[str, Any]:
-    return {"name": loop.name, "health": _health_of(loop)[1], "passed_at": passed_at}
+    return {"name": loop.name, "health": health_of(loop)[1], "passed_at": passed_at}
 
 
-async def _read_work(asked: Asked) -> _Work | None:
-    """Return what the database has, or None if it does not answer: the page shows the health all the same."""
+async def _read_work(asked: Asked) -> _Work:
+    """Return what the database has."""
     reader, now = asked.reads.reader, asked.now
-    try:
-        failed = await count_kinds(reader)
-        workflows = await reader.fetch(_SQL["open_workflows"], {"limit": MOST_COUNTED})
-        lanes = await reader.fetch(_SQL["due_lanes"], {"now": now, "limit": MOST_COUNTED})
-        workers = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
-        failures, is_cut = await _read_failures(reader, failed)
-        return _Work(
-            next=await _read_next(reader),
-            failed=failed,
-            failures=_latest([*failures, *map(_rejected, asked.instance.rejected())]),
-            is_cut=is_cut,
-            workflows=_by_status(workflows),
-            without_worker=_without_worker(lanes, workers),
-            workers=len(workers),
-            runs=await read_open_runs(reader, _RUNS),
-            open_runs=await tenants.count_all(reader, _OPEN_RUNS),
-            blocked=_blocked(await reader.fetch(_SQL["blocked_commands"], {"rows": MOST_COUNTED, "limit": _BLOCKED})),
-        )
-    except DatabaseUnavailableError:
-        return None
+    failed = await count_kinds(reader)
+    workflows = await reader.fetch(_SQL["open_workflows"], {"limit": MOST_COUNTED})
+    lanes = await reader.fetch(_SQL["due_lanes"], {"now": now, "limit": MOST_COUNTED})
+    workers = await reader.fetch(_SQL["workers"], {"since": now - ONLINE_MS, "limit": MOST_COUNTED})
+    blocked = await reader.fetch(_SQL["blocked_commands"], {"rows": MOST_COUNTED, "limit": _BLOCKED})
+    failures, is_cut = await _read_failures(reader, failed)
+    return _Work(
+        next=await _read_next(reader),
+        failed=failed,
+        failures=_latest([*failures, *map(_rejected, asked.instance.rejected())]),
+        is_cut=is_cut,
+        workflows=_by_status(workflows),
+        without_worker=_without_worker(lanes, workers),
+        workers=len(workers),
+        runs=await read_open_runs(reader, _RUNS),
+        open_runs=await tenants.count_all(reader, _OPEN_RUNS),
+        blocked=blocked_commands(blocked),
+    )
 
 
 def _by_status(workflows: Sequence[Row]) -> Mapping[str, int]:
@@ -204,7 +189,12 @@ def _by_status(workflows: Sequence[Row]) -> Mapping[str, int]:
 
 
 def _without_worker(lanes: Sequence[Row], workers: Sequence[Row]) -> Mapping[str, int]:
-    """Return how many workflows of each tenant wait for a worker, while none asks for their queue and type."""
+    """Return how many workflows of each tenant wait for a worker, while none asks for their queue and type.
+
+    If there are more workers than were read, one of the others may ask: then nothing is claimed.
+    """
+    if len(workers) >= MOST_COUNTED:
+        return {}
     asked = {(row["tenant_id"], row["queue"], each) for row in workers for each in json.loads(row["types"])}
     found = Counter[str]()
     for row in lanes:

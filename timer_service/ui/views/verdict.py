@@ -1,0 +1,64 @@
+"""What does not work, each reason once, for the verdict of the overview."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from timer_service.core.due.loop import Loop
+from timer_service.core.ports.database import Row
+from timer_service.core.ports.health import Health
+from timer_service.ui.formats import at_least, duration
+from timer_service.ui.instance import Instance
+from timer_service.ui.samples import read_overdue
+from timer_service.ui.tenants import MOST_COUNTED
+
+_LATE_SECONDS = 30
+"""Due rows that wait longer need attention."""
+
+
+class Fault(NamedTuple):
+    """Something that does not work, and the parts that it affects."""
+
+    reason: str
+    parts: Sequence[str]
+
+
+def find_faults(instance: Instance, loops: Sequence[Loop]) -> list[Fault]:
+    """Return what is wrong, each reason once: the broker, for example, is the reason of several parts."""
+    found: dict[str, list[str]] = {}
+    of_loops = {loop.health.reason: health_of(loop)[1].reason for loop in loops}  # flows may have it with its name
+    for name, health in chain(instance.needs().items(), instance.flows().items(), map(health_of, loops)):
+        if health.reason is not None:
+            found.setdefault(of_loops.get(health.reason) or health.reason, []).append(name)
+    return [*(Fault(reason, parts) for reason, parts in found.items()), *_late(instance)]
+
+
+def _late(instance: Instance) -> Sequence[Fault]:
+    """Return the tables whose due rows wait for long. Workflows wait for the workers of users."""
+    return [
+        Fault(f"{count:,} due rows wait, the oldest for {duration(int(seconds * 1000))}", [table])
+        for table, (count, seconds) in read_overdue(instance.registry).items()
+        if seconds > _LATE_SECONDS and table != "workflows"
+    ]
+
+
+def blocked_commands(rows: Sequence[Row]) -> Sequence[Fault]:
+    """Return the commands that wait behind one that cannot be applied, by the reason."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["last_error"], []).append(row)
+    return [
+        Fault(
+            f"{at_least(sum(int(row['commands']) for row in those), MOST_COUNTED)} commands wait: {reason}",
+            [f"tenant {row['tenant_id']}" for row in those],
+        )
+        for reason, those in found.items()
+    ]
+
+
+def health_of(loop: Loop) -> tuple[str, Health]:
+    """Return a loop, and its health without its name: many loops have the same reason. One that hangs is down, too."""
+    name, reason = f"loop {loop.name}", loop.health.reason
+    if reason is None:
+        return name, Health.down("hangs") if loop.stalled else loop.health
+    return name, Health.down(reason.removeprefix(f"{name} ").removeprefix("fails: "))
