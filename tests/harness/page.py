@@ -43,6 +43,7 @@ class Page:
         self.samples = Samples(self.registry)
         self.health: dict[str, Health] = {"commands": HEALTHY, "events": HEALTHY}
         self.loop = Loop("timers", self.samples, clock=clock, polling_interval=INTERVAL, metrics=RecordingMetrics())
+        self.loops = [self.loop]
         self.rejections = NewestRejections()
         self.instance = Instance(
             name="machine-1:9464",
@@ -56,7 +57,7 @@ class Page:
             samples=self.samples,
             flows=lambda: self.health,
             needs=lambda: {"broker": HEALTHY},
-            loops=lambda: [self.loop],
+            loops=lambda: self.loops,
             rejected=lambda: self.rejections.all,
         )
 

@@ -47,7 +47,7 @@ class PageReader:
         if reading.done():
             return reading.result()
         reading.cancel()
-        raise DatabaseUnavailableError(f"no answer within {SECONDS} seconds")
+        raise DatabaseUnavailableError("no answer in time")
 
     async def _take_turn(self, read: Callable[[], Awaitable[Sequence[Row]]]) -> Sequence[Row]:
         async with self._turn:

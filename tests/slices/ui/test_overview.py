@@ -29,10 +29,11 @@ def part(text: str, heading: str) -> str:
 
 
 async def test_next(page: Page) -> None:
-    """The next ten timers and slots of all tenants are shown, the earliest first, with the time of their zone."""
+    """The next ten timers and slots of all tenants are shown by their due times, also one that is tried again later."""
     timers = [
         scheduled(f"call-{at}", NOW + 3600_000 * at, Position(1, at), tenant=f"t-{at % 3}") for at in range(1, 13)
     ]
+    timers[1] = timers[1]._replace(available_at=timers[4].available_at)
     async with page.instance.database.transaction() as tx:
         await put_timers(tx, timers)
     schedules = Schedules(page.instance.database, MemoryBroker(), ManualClock())

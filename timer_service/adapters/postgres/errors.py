@@ -79,7 +79,7 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, asyncpg.PostgresError) and error.args:
         return str(error.args[0])
     reason = error.strerror if isinstance(error, OSError) else None  # without the number
-    return reason or str(error) or type(error).__name__
+    return reason or str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _place(error: asyncpg.PostgresError) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.due.loop import Loop
 from timer_service.core.ports.database import Reader, Row
+from timer_service.core.ports.health import HEALTHY, Health
 from timer_service.core.ports.sql import load_sql
 from timer_service.core.values.errors import DatabaseUnavailableError
 from timer_service.ui import charts, tenants
@@ -105,15 +106,15 @@ async def _show(asked: Asked) -> Content:
     passes = last_passes(instance.registry)
     hour = activity(instance.samples.until(asked.now), asked.now)
     loops = instance.loops()
-    faults = find_faults(instance, loops)
     work: _Work | None = None
+    reads = HEALTHY
     try:
         work = await _read_work(asked)
-        faults += work.blocked
     except DatabaseUnavailableError as error:  # the page shows the health all the same
-        faults.append(Fault(f"the database: {error}", ["the lists of this page"]))
+        reads = Health.down(str(error))
+    faults = find_faults(instance, loops, {"database reads of this page": reads})
     values = {
-        "faults": faults,
+        "faults": [*faults, *(() if work is None else work.blocked)],
         "notices": [*(() if work is None else _failed(work)), *_at_limits(hour)],
         "work": work,
         "most": MOST_COUNTED,
@@ -204,12 +205,12 @@ def _without_worker(lanes: Sequence[Row], workers: Sequence[Row]) -> Mapping[str
 
 
 async def _read_next(reader: Reader) -> Sequence[_Next]:
-    """Return the timers and the slots that fire next, the earliest first."""
+    """Return the timers and the slots that fire next, also those whose event is sent now, by their due times."""
     found: list[tuple[int, _Next]] = []
     for kind, block in (("timer", "next_timers"), ("schedule", "next_slots")):
         rows = await reader.fetch(_SQL[block], {"limit": _NEXT})
         found += [(row["available_at"], _Next(kind, *(row[name] for name in _Next._fields[1:]))) for row in rows]
-    return [each for _, each in sorted(found)[:_NEXT]]
+    return sorted((each for _, each in sorted(found)[:_NEXT]), key=attrgetter("due_at"))
 
 
 async def _read_failures(reader: Reader, failed: Mapping[Kind, int]) -> tuple[Sequence[_Failed], bool]:

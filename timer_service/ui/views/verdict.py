@@ -1,6 +1,6 @@
 """What does not work, each reason once, for the verdict of the overview."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from timer_service.ui.tenants import MOST_COUNTED
 
 _LATE_SECONDS = 30
 """Due rows that wait longer need attention."""
+_NAMED_LOOPS = 3
+"""How many loops with one reason are named."""
 
 
 class Fault(NamedTuple):
@@ -23,14 +25,27 @@ class Fault(NamedTuple):
     parts: Sequence[str]
 
 
-def find_faults(instance: Instance, loops: Sequence[Loop]) -> list[Fault]:
-    """Return what is wrong, each reason once: the broker, for example, is the reason of several parts."""
+def find_faults(instance: Instance, loops: Sequence[Loop], of_page: Mapping[str, Health]) -> list[Fault]:
+    """Return what is wrong, each reason once: the broker, for example, is the reason of several parts.
+
+    `of_page` is the health of what this page needs, by name. A reason that another one ends with is the same.
+    """
     found: dict[str, list[str]] = {}
     of_loops = {loop.health.reason: health_of(loop)[1].reason for loop in loops}  # flows may have it with its name
-    for name, health in chain(instance.needs().items(), instance.flows().items(), map(health_of, loops)):
+    of_parts = (instance.needs().items(), instance.flows().items(), of_page.items(), map(health_of, loops))
+    for name, health in chain.from_iterable(of_parts):
         if health.reason is not None:
-            found.setdefault(of_loops.get(health.reason) or health.reason, []).append(name)
-    return [*(Fault(reason, parts) for reason, parts in found.items()), *_late(instance)]
+            reason = of_loops.get(health.reason) or health.reason
+            whole = next((each for each in found if each.endswith(f": {reason}")), reason)
+            found.setdefault(whole, []).append(name)
+    return [*(Fault(reason, _shorten(parts)) for reason, parts in found.items()), *_late(instance)]
+
+
+def _shorten(parts: Sequence[str]) -> Sequence[str]:
+    """Return parts, with the number of many loops instead of their names, which the page lists below."""
+    others = [each for each in parts if not each.startswith("loop ")]
+    count = len(parts) - len(others)
+    return parts if count <= _NAMED_LOOPS else [*others, f"{count} loops"]
 
 
 def _late(instance: Instance) -> Sequence[Fault]:
