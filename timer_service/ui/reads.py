@@ -43,10 +43,12 @@ class PageReader:
     async def _in_time(self, read: Callable[[], Awaitable[Sequence[Row]]]) -> Sequence[Row]:
         """Return the rows. Do not wait for the end of a late read: to cancel it may take as long as the database."""
         reading = asyncio.create_task(self._take_turn(read))
-        await asyncio.wait([reading], timeout=self._until - asyncio.get_running_loop().time())
-        if reading.done():
-            return reading.result()
-        reading.cancel()
+        try:
+            await asyncio.wait([reading], timeout=self._until - asyncio.get_running_loop().time())
+            if reading.done():
+                return reading.result()
+        finally:
+            reading.cancel()
         raise DatabaseUnavailableError("no answer in time")
 
     async def _take_turn(self, read: Callable[[], Awaitable[Sequence[Row]]]) -> Sequence[Row]:
