@@ -256,9 +256,9 @@ async def test_reconnect(broker: NatsServer, client: TimerClient) -> None:
     await broker.terminate()
     with pytest.raises(NoAnswerError, match="events may be missing"):
         await watching
-    with pytest.raises(NoAnswerError, match="not connected|connection to the broker was lost"):
+    with pytest.raises(NoAnswerError, match=r"not connected|connection to the broker was lost"):
         await client.timers.get("acme", "call-1")
-    with pytest.raises(NoAnswerError, match="not connected|connection to the broker was lost"):
+    with pytest.raises(NoAnswerError, match=r"not connected|connection to the broker was lost"):
         await client.timers.schedule("acme", "call-1", LATER)
     await broker.start()
     outcome = await until_answered(lambda: client.timers.schedule("acme", "call-1", LATER, timeout_seconds=2))
