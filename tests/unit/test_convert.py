@@ -88,6 +88,8 @@ def test_data_of_another_form() -> None:
 
 
 class Callable_:  # noqa: N801 - an object that can be called
+    total: int
+
     def __call__(self, _: Any, order: "Order") -> "Later":
         raise NotImplementedError
 

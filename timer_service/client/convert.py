@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from inspect import signature, unwrap
+from inspect import isroutine, signature, unwrap
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
@@ -51,6 +51,13 @@ def second_type(function: Callable[..., Any]) -> Any:
     return _declared(function, names[1]) if len(names) > 1 else Any
 
 
+def code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs when something is called: that of a partial, or the `__call__` of an object."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if isroutine(function) else type(function).__call__
+
+
 def describe(error: "ValidationError") -> str:
     """Return the first wrong fields in one line, without their values."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)[:_MOST_FAULTS]
@@ -72,7 +79,7 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
 
     An annotation that is a text is looked up among the variables of its module.
     """
-    function = _code_of(function)
+    function = unwrap(code_of(unwrap(function)))
     kind = getattr(function, "__annotations__", {}).get(name, Any)
     if not isinstance(kind, str):
         return type(None) if kind is None else kind
@@ -82,14 +89,6 @@ def _declared(function: Callable[..., Any], name: str) -> Any:
         return get_type_hints(holder, variables, include_extras=True)[name]
     except NameError as error:
         raise ValueError(f"the annotation {kind!r} of {function.__qualname__} is not defined: {error}") from error
-
-
-def _code_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that runs if something is called: without partials and wrappers, or its `__call__`."""
-    while isinstance(function, partial):
-        function = function.func
-    function = unwrap(function)
-    return function if hasattr(function, "__annotations__") else type(function).__call__
 
 
 @cache

@@ -3,11 +3,10 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from timer_service.client.checks import check_identifier, optional
-from timer_service.client.convert import read_data
+from timer_service.client.convert import code_of, read_data
 from timer_service.client.events import Event, JobReady, ScheduleFired
 from timer_service.client.receive.filters import Filter, check_filter
 from timer_service.user_code import Ended, UserCode
@@ -97,12 +96,7 @@ def _inspect(function: Callable[[Any], Any], kind: type[Event]) -> tuple[Any, bo
 
     Raises ValueError if the function cannot be called with such an event.
     """
-    inner: Any = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    target = inner
-    if not inspect.isroutine(inner):  # an object with __call__
-        target = getattr(type(inner), "__call__", inner)  # noqa: B004
+    target = code_of(function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(f"a handler must not yield: {function!r}")
     try:
