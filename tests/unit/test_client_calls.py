@@ -1,13 +1,21 @@
 """The calls in progress on the connection of a client."""
 
 import asyncio
+import contextlib
+import traceback
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from nats.errors import NoRespondersError
 
+from tests.harness.cases import case
+from timer_service.client import TimerClient
 from timer_service.client.calls import Calls
 from timer_service.client.connection import Connection
-from timer_service.client.errors import QueryError
+from timer_service.client.errors import NoAnswerError, QueryError
 from timer_service.client.nats.link import NatsLink
 from timer_service.core.values.address import Kind
 
@@ -47,3 +55,32 @@ def test_a_command_that_is_too_large_for_the_broker() -> None:
     connection.command("ScheduleTimer", "acme", {"data": "x" * 100})
     with pytest.raises(ValueError, match=r"data must be smaller: the command has \d+ bytes"):
         connection.command("ScheduleTimer", "acme", {"data": "x" * 1000})
+
+
+async def calls_of(failing: Awaitable[Any]) -> list[str]:
+    """Return the files of the calls below this function that the traceback of a call without an answer shows."""
+    with pytest.raises(NoAnswerError) as caught:
+        await failing
+    assert "Error:" not in "".join(traceback.format_exception(caught.value)).partition("NoAnswerError:")[0]
+    return [each.filename for each in traceback.extract_tb(caught.value.__traceback__)[1:]]
+
+
+async def test_an_error_shows_one_call_of_the_client() -> None:
+    """The traceback has neither the calls inside the client nor the error of the driver."""
+    silent = Mock(is_connected=True, max_payload=10_000, request=AsyncMock(side_effect=NoRespondersError))
+    lost = Mock(is_connected=False, max_payload=10_000)
+    calls: list[tuple[Mock, Callable[[TimerClient], Awaitable[Any]]]] = [
+        (silent, lambda client: client.timers.get("acme", "a")),
+        (silent, lambda client: client.timers.count("acme")),
+        (silent, lambda client: client.workflows.get("acme", "a")),
+        (silent, lambda client: client.query("acme", "get-timer", {})),
+        (silent, lambda client: anext(client.timers.list("acme"))),
+        (lost, lambda client: client.timers.get("acme", "a")),
+        (lost, lambda client: client.timers.cancel("acme", "a")),
+        (lost, lambda client: client.timers.schedule("acme", "a", due_in=timedelta())),
+    ]
+    for number, (driver, call) in enumerate(calls):
+        with case(str(number)):
+            assert len(await calls_of(call(TimerClient(Connection(NatsLink(driver, "timer")))))) == 1
+    unreachable = TimerClient.connect("redis://127.0.0.1:1")
+    assert await calls_of(unreachable.__aenter__()) == [contextlib.__file__]

@@ -10,7 +10,7 @@ from typing import Any
 from timer_service.client.answers import read_cursor, read_object, read_rows
 from timer_service.client.checks import check_seconds, check_tenant, check_text, optional, write_json
 from timer_service.client.commands import HEADER_BYTES, Command, Ended, Exchange, Stored
-from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
+from timer_service.client.errors import NoAnswerError, QueryError, ShortTraceback, TimerServiceError
 from timer_service.client.events import EVENTS, Event, message_of, read_event
 from timer_service.client.link import Link, open_link
 from timer_service.client.lookup import find_broker
@@ -60,10 +60,11 @@ class Connection:
 
     async def send_command(self, command: Command, timeout_seconds: float) -> Outcome:
         """Send a command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
-        (ended,) = await self.send_many([command], timeout_seconds)
-        if isinstance(ended, Outcome):
-            return ended
-        raise ended
+        with ShortTraceback():
+            (ended,) = await self.send_many([command], timeout_seconds)
+            if isinstance(ended, Outcome):
+                return ended
+            raise ended
 
     async def send_many(
         self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
@@ -114,7 +115,8 @@ class Connection:
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
         body = write_json("request", question)
-        return await self.request(Kind.QUERY, tenant, query, body, timeout_seconds)
+        with ShortTraceback():
+            return await self.request(Kind.QUERY, tenant, query, body, timeout_seconds)
 
     async def request(self, kind: Kind, tenant: str, name: str, body: bytes, timeout_seconds: float) -> dict[str, Any]:
         """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
@@ -145,12 +147,13 @@ class Connection:
         self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
     ) -> Sequence[Mapping[str, Any]]:
         """Return every page of an answer; none if an answer is NOT_FOUND, also if the first ones were not."""
-        try:
-            return [page async for page in self._pages(tenant, query, question, timeout_seconds)]
-        except QueryError as error:
-            if error.code == _NOT_FOUND:
-                return []
-            raise
+        with ShortTraceback():
+            try:
+                return [page async for page in self._pages(tenant, query, question, timeout_seconds)]
+            except QueryError as error:
+                if error.code == _NOT_FOUND:
+                    return []
+                raise
 
     def rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
@@ -163,9 +166,10 @@ class Connection:
     async def _rows(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
-        async for page in self._pages(tenant, query, question, timeout_seconds):
-            for row in read_rows(page, name):
-                yield row
+        with ShortTraceback():
+            async for page in self._pages(tenant, query, question, timeout_seconds):
+                for row in read_rows(page, name):
+                    yield row
 
     async def _pages(
         self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float
@@ -202,7 +206,8 @@ class Connection:
         kinds = tuple(each for each in EVENTS if message_of(each) in messages)
         watch = Watch(tenant, messages)
         try:
-            await self.link.run(self.link.join(watch))
+            with ShortTraceback():
+                await self.link.run(self.link.join(watch))
             while True:
                 event = _read_event(await watch.next())
                 if isinstance(event, kinds) and all(event.raw["payload"].get(each) == about[each] for each in about):

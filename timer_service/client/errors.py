@@ -18,6 +18,18 @@ class TimerServiceError(Exception):
     """The base class of the exceptions of the client."""
 
 
+class ShortTraceback:
+    """Leaves out of the traceback of a `TimerServiceError` what its text says: the calls inside, and their errors."""
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Let the traceback of an error begin again outside the block."""
+        if isinstance(error, TimerServiceError):
+            error.__traceback__ = error.__cause__ = None
+
+
 class NoAnswerError(TimerServiceError):
     """The broker or the service did not answer in time. The service may still handle the command later."""
 

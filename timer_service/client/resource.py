@@ -5,6 +5,7 @@ from typing import Any, ClassVar, TypeVar
 
 from timer_service.client.checks import check_identifier, given
 from timer_service.client.connection import Connection
+from timer_service.client.errors import ShortTraceback
 from timer_service.client.models import UNSET, Outcome
 from timer_service.client.view import View
 
@@ -25,13 +26,15 @@ class Resource:
     ) -> Outcome:
         """Send a command about a thing. `data` may be None, which is a JSON value."""
         message = {**self._key(name), **given(**fields), **({} if data is UNSET else {"data": data})}
-        return await self._connection.send(message_type, tenant, message, timeout_seconds)
+        with ShortTraceback():
+            return await self._connection.send(message_type, tenant, message, timeout_seconds)
 
     async def _find(
         self, query: str, view: type[_V], tenant: str, name: str, timeout_seconds: float, /, **fields: Any
     ) -> _V | None:
         """Return a thing, or None if it does not exist."""
-        page = await self._connection.find(tenant, query, {**self._key(name), **fields}, timeout_seconds)
+        with ShortTraceback():
+            page = await self._connection.find(tenant, query, {**self._key(name), **fields}, timeout_seconds)
         return None if page is None else view.read(page)
 
     def _list(

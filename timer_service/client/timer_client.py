@@ -1,13 +1,14 @@
 """The client: connecting, the methods for each kind of thing, any query, and a durable consumer."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 from timer_service.client.checks import check_mapping, check_query
 from timer_service.client.connection import Connection, connector
 from timer_service.client.dead_letters import DeadLetters, Events
+from timer_service.client.errors import ShortTraceback
 from timer_service.client.events import Event
 from timer_service.client.link import Subscription
 from timer_service.client.receive.delivery import Delivery
@@ -69,7 +70,10 @@ class TimerClient:
         options of `nats.connect`, and Redis `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`. Raises `NoAnswerError` if
         no server answers.
         """
-        async with connector("timer-client", url, subject_prefix, inbox_prefix, options)() as connection:
+        async with AsyncExitStack() as stack:
+            with ShortTraceback():
+                opening = connector("timer-client", url, subject_prefix, inbox_prefix, options)()
+                connection = await stack.enter_async_context(opening)
             yield cls(connection)
 
     async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:
@@ -100,7 +104,8 @@ class TimerClient:
         return self._consume(self._connection.link.consume(consumer, _READ_AHEAD))
 
     async def _consume(self, source: Subscription) -> AsyncGenerator[Delivery, None]:
-        await source.open()
+        with ShortTraceback():
+            await source.open()
         try:
             while True:
                 yield await source.next()

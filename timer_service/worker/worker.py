@@ -8,6 +8,7 @@ from typing import Any
 
 from timer_service.client.checks import check_identifier, check_tenant
 from timer_service.client.connection import connector
+from timer_service.client.errors import ShortTraceback
 from timer_service.core.values.address import Kind
 from timer_service.sigterm import at_sigterm
 from timer_service.worker.definition import Settings, WorkflowFunction
@@ -74,7 +75,7 @@ class Worker:
         `shutdown_timeout`. Several workers can run in one event loop. Raises `NoAnswerError` if the broker cannot be
         reached at the start.
         """
-        with at_sigterm(self.stop, self._settings.shutdown_seconds):
+        with ShortTraceback(), at_sigterm(self.stop, self._settings.shutdown_seconds):
             async with self._connect() as connection:
                 send = partial(connection.request, Kind.REQUEST, self._settings.tenant)
                 await run_worker(send, self._settings, self._stop)

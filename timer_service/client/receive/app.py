@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from timer_service.client.checks import check_count, check_type, check_whole
 from timer_service.client.connection import connector
-from timer_service.client.errors import AlreadyHandled, PermanentError
+from timer_service.client.errors import AlreadyHandled, PermanentError, ShortTraceback
 from timer_service.client.events import (
     DueTimeReached,
     Event,
@@ -135,7 +135,8 @@ class TimerApp:
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         try:
-            asyncio.run(self._run())
+            with ShortTraceback():
+                asyncio.run(self._run())
         except asyncio.CancelledError:
             raise SystemExit(_SECOND_SIGNAL) from None
 
@@ -144,7 +145,8 @@ class TimerApp:
 
         Raises `NoAnswerError` as `run`.
         """
-        await self._serve(asyncio.Event())
+        with ShortTraceback():
+            await self._serve(asyncio.Event())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -157,7 +159,8 @@ class TimerApp:
         try:
             await asyncio.wait([serving, beginning], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                await serving  # raises why it has not begun
+                with ShortTraceback():
+                    await serving  # raises why it has not begun
             yield
         finally:
             beginning.cancel()
