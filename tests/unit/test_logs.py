@@ -11,6 +11,7 @@ import pytest
 
 from timer_service.config import Config
 from timer_service.logs import configure_logs
+from timer_service.worker.errors import HiddenTextError
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -76,3 +77,22 @@ def test_console_shows_no_hidden_character_of_an_id(capsys: pytest.CaptureFixtur
     configure_logs(Config.model_validate({"log_format": "console"}))
     logging.getLogger("timer_service.test").info("a line", extra={"command_id": "a\u202eb\u2028c\u200bd-é"})
     assert r"a\u202eb\u2028c\u200bd-é" in capsys.readouterr().err
+
+
+def test_console_shows_a_traceback_on_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line end in a message is escaped: it could make one line look like two. A long traceback is cut."""
+
+    def fall(depth: int) -> None:
+        if depth == 0:
+            raise LookupError("4711")
+        fall(depth - 1)
+
+    configure_logs(Config.model_validate({"log_format": "console"}))
+    with pytest.raises(LookupError) as caught:
+        fall(100)
+    log = logging.getLogger("timer_service.test")
+    log.warning("one\ntwo", exc_info=HiddenTextError(caught.value))
+    head, *calls, text = capsys.readouterr().err.splitlines()
+    assert r"one\ntwo" in head
+    assert calls[-1] == '    raise LookupError("4711")'
+    assert text.startswith("LookupError (its text may have values of users")

@@ -1,19 +1,20 @@
 """The exceptions of workflows and their steps."""
 
-import traceback
+from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
+from types import TracebackType
 from typing import NamedTuple
 
 from timer_service.client.errors import PermanentError as PermanentError  # noqa: PLC0414 - part of this module's API
 from timer_service.client.errors import text_of
+from timer_service.core.values.errors import ExplainedError
 from timer_service.worker.names import name_of
 
 MAX_TEXT_BYTES = 4096
 _MAX_TYPE = 200
 _MOST_CALLS = 20
 """The most calls of a traceback that are shown, the innermost ones."""
-
-
 _WHERE = "its text may have values of users; `timer-service workflows get` shows it"
 
 
@@ -33,10 +34,19 @@ def describe_error(error: BaseException) -> ErrorText:
     return ErrorText(name or "Exception", _cut(text_of(error)))
 
 
-def trace_of(error: BaseException) -> str:
-    """Return the type of an error and its traceback, for the log. It says where the text is, which may have values."""
-    calls = "".join(traceback.format_tb(error.__traceback__, -_MOST_CALLS))
-    return f"{describe_error(error).type} ({_WHERE})\n{calls}".rstrip()
+class HiddenTextError(ExplainedError):
+    """An error of a user as the log shows it: with its traceback, and in place of its text, where the text is."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{describe_error(error).type} ({_WHERE})")
+        innermost = deque(_calls(error.__traceback__), maxlen=_MOST_CALLS)
+        self.__traceback__ = innermost[0] if innermost else None
+
+
+def _calls(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def _cut(text: str) -> str:

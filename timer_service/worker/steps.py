@@ -8,7 +8,7 @@ from typing import NamedTuple
 from timer_service.client.errors import errors_in
 from timer_service.user_code import UserCode
 from timer_service.worker.context import current_step
-from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error, trace_of
+from timer_service.worker.errors import ErrorText, HiddenTextError, PermanentError, RetryAfter, describe_error
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,9 @@ def _failure(error: BaseException) -> Attempt:
 
     In a group, a `PermanentError` counts first, then the longest `RetryAfter`.
     """
-    log.info("an attempt of the step %s has failed: %s", current_step(), trace_of(error))
     text = describe_error(error)
+    hidden = HiddenTextError(error)
+    log.info("an attempt of the step %s has failed: %s", current_step(), text.type, exc_info=hidden)
     if errors_in(error, PermanentError):
         return Attempt(error=text, is_retryable=False)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from timer_service.worker.definition import WorkflowFunction
-from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error, trace_of
+from timer_service.worker.errors import ErrorText, HiddenTextError, NonDeterministicError, describe_error
 from timer_service.worker.names import Identity
 from timer_service.worker.replay import Replay
 from timer_service.worker.report import (
@@ -223,7 +223,8 @@ class RunningTask:
         """Note what the idle function wants. Its end stops the steps in progress: nothing waits for them."""
         if decision.finished is not None:
             if (error := decision.finished.error) is not None:
-                log.warning("the workflow %s fails: %s", self.workflow_id, trace_of(error))
+                kind = describe_error(error).type
+                log.warning("the workflow %s fails: %s", self.workflow_id, kind, exc_info=HiddenTextError(error))
             self._end = end_of_function(decision.finished)
             self._to_stop += self.running
             self.running.clear()

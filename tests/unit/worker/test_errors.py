@@ -255,9 +255,10 @@ async def test_the_log_has_the_tracebacks(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level("INFO", "timer_service.worker")
     await SimulatedWorkflow(order, "4711 0815").run()
     step, end = [each.getMessage() for each in caplog.records]
-    where = "its text may have values of users; `timer-service workflows get` shows it"
-    assert step.startswith(f"an attempt of the step charge has failed: LookupError ({where})\n")
-    assert step.endswith("in charge\n    raise LookupError(card)")
-    assert end.startswith(f"the workflow workflow-1 fails: KeyError ({where})\n")
-    assert end.endswith("in order\n    raise KeyError(card)")
+    assert step == "an attempt of the step charge has failed: LookupError"
+    assert end == "the workflow workflow-1 fails: KeyError"
+    where = "(its text may have values of users; `timer-service workflows get` shows it)"
+    lines = caplog.text.splitlines()
+    for last_call, text in [("    raise LookupError(card)", "LookupError"), ("    raise KeyError(card)", "KeyError")]:
+        assert lines[lines.index(last_call) + 1].endswith(f": {text} {where}")
     assert "4711" not in caplog.text
