@@ -187,8 +187,11 @@ async def test_in_order_a_failing_event_holds_its_key() -> None:
     assert broker.parked == [("a2", "RuntimeError: never", 3)]
 
 
-async def test_failures_are_tried_again_and_parked() -> None:
-    """A failure is given back with a delay. At its last attempt the event is parked, and acknowledged after that."""
+async def test_failures_are_tried_again_and_parked(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure is given back with a delay. At its last attempt the event is parked, and acknowledged after that.
+
+    The log of the first failure says when the event comes again, and where it ends.
+    """
     broker = Broker()
 
     async def handle(event: DueTimeReached) -> None:
@@ -200,6 +203,13 @@ async def test_failures_are_tried_again_and_parked() -> None:
         broker.deliver("c", attempt=3)
         await broker.until("retry a", "retry b", "ack c")
         assert broker.parked == [("c", "RuntimeError: c", 3)]
+        lines = sorted(each.getMessage().partition(" of timer call ")[2] for each in caplog.records)
+        assert lines == [
+            "failed, attempt 1 of 3; it comes again in 0.0 s, and is parked after attempt 3",
+            "failed, attempt 2 of 3; it comes again in 0.0 s, and is parked after attempt 3",
+            "failed, attempt 3 of 3",
+            "is parked after 3 attempts (see `timer-service events parked`): RuntimeError: c",
+        ]
         broker.parks = False
         broker.deliver("d", attempt=3)
         await broker.until("retry a", "retry b", "ack c", "retry d")

@@ -98,9 +98,9 @@ class Attempts:
         if handler is None:
             if self._takes_all or self._handlers.expect(event):
                 return Done()
-            result = await self._fail(delivery, f"this program has no handler for {event.type}", attempt)
             # A random delay: with equal ones, two events could alternate between two programs, each at the wrong one.
-            return Failed(result.delay * self._random.random()) if isinstance(result, Failed) else result
+            delay = retry_delay(attempt, self._random) * self._random.random()
+            return await self._fail(delivery, f"this program has no handler for {event.type}", attempt, delay)
         try:
             if await self._seen.has(self._consumer, event.id):
                 log.info("%s was handled before", _name(event))
@@ -145,8 +145,12 @@ class Attempts:
             delay = max(delays)
             log.info("%s waits for %s: %s", name, delay, describe(error))
             return Hold(delay)
-        log.error("%s failed, attempt %d of %d", name, attempt, self._attempts, exc_info=error)
-        return await self._fail(delivery, describe(error), attempt)
+        delay = retry_delay(attempt, self._random)
+        then = ""
+        if attempt < self._attempts:
+            then = f"; it comes again in {delay.total_seconds():.1f} s, and is parked after attempt {self._attempts}"
+        log.error("%s failed, attempt %d of %d%s", name, attempt, self._attempts, then, exc_info=error)
+        return await self._fail(delivery, describe(error), attempt, delay)
 
     def log_long(self) -> None:
         """Log each handler that has run for `LONG_SECONDS`, and again each time that its time has doubled."""
@@ -169,17 +173,18 @@ class Attempts:
             text = "%s was handled, but the seen store could not be written: %s; a repeat would be handled again"
             log.warning(text, _name(event), describe(error))
 
-    async def _fail(self, delivery: Delivery, reason: str, attempt: int) -> Result:
-        """Return when to try again, or park the event after its last attempt."""
+    async def _fail(self, delivery: Delivery, reason: str, attempt: int, delay: timedelta) -> Result:
+        """Try again after a delay, or park the event after its last attempt."""
         self._remember(delivery.event)
         if attempt >= self._attempts:
             return await self.give_up(delivery, reason, attempt)
-        return Failed(retry_delay(attempt, self._random))
+        return Failed(delay)
 
     async def give_up(self, delivery: Delivery, reason: str, attempt: int) -> Result:
         """Park an event. If it cannot be parked now, try again after the longest delay."""
         if await self._park(delivery, reason[:MOST_REASON] or "no reason", attempt):
-            log.warning("%s is parked after %d attempts: %s", _name(delivery.event), attempt, reason)
+            text = "%s is parked after %d attempts (see `timer-service events parked`): %s"
+            log.warning(text, _name(delivery.event), attempt, reason)
             self._failed.pop(delivery.event.id, None)
             return Done()
         self._remember(delivery.event)
