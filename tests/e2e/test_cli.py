@@ -384,7 +384,7 @@ async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user:
 async def test_doctor_before_the_first_start(cli: Cli, broker: NatsServer) -> None:
     """Missing streams are a warning if the service creates them, otherwise a failure. Doctor creates nothing."""
     found = await statuses(cli, 0)
-    assert (found["stream TIMER_CMD"], found["database"]) == ("warn", "warn")
+    assert (found["stream TIMER_CMD"], found["database"]) == ("warn", "note")
     cli.settings["TIMER_MANAGE_STREAMS"] = "false"
     assert (await statuses(cli, 1))["stream TIMER_CMD"] == "fail"
     assert not (cli.folder / "service").exists()

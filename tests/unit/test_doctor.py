@@ -310,6 +310,14 @@ async def test_needed_permissions(settings: Mapping[str, str], verb: str, denied
     assert permissions.status is status
 
 
+def test_no_database_file(tmp_path: Path) -> None:
+    """It is a note: doctor may run in the folder of a client."""
+    found = [*check_sqlite(Config(db_path=tmp_path / "timers.db"))]
+    (database,) = (each for each in found if isinstance(each, Finding) and each.check == "database")
+    text = f"there is no {tmp_path / 'timers.db'} here; this matters only where the service runs"
+    assert (database.status, database.message) == (NOTE, text)
+
+
 @pytest.mark.parametrize(("automatic", "status"), [(True, WARN), (False, FAIL)])
 def test_database_file_without_migrations(tmp_path: Path, *, automatic: bool, status: Status) -> None:
     """If the service does not apply migrations, those that a file lacks are a failure."""

@@ -27,9 +27,9 @@ def check_sqlite(config: Config) -> Iterator[Finding | Skew]:
     yield Skew("this clock", timedelta(), timedelta())
     yield check_version(sqlite3.sqlite_version_info)
     if not config.db_path.exists():
-        text = f"there is no {config.db_path} yet"
-        remedy = "The service creates it when it starts. If it should exist, check TIMER_DB_PATH."
-        yield Finding("database", Status.WARN, text, remedy)
+        text = f"there is no {config.db_path} here; this matters only where the service runs"
+        remedy = "The service creates it at its first start. If it has started before, check TIMER_DB_PATH."
+        yield Finding("database", Status.NOTE, text, remedy)
         return
     try:
         schema = check_schema(read_applied(config.db_path), migrations(), automatic=config.auto_migrate)
