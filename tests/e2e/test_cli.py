@@ -284,10 +284,28 @@ async def test_failed_timers(cli: Cli, broker: NatsServer, tmp_path: Path, user:
         (outcome,) = await cli.json("timers", "retry", "acme", "--failed")
         assert (outcome["timerId"], outcome["outcome"], outcome["timer"]["attempt"]) == ("b-1", "retried", 0)
         done = await cli.run("timers", "retry", "acme", "--failed")
-        assert (done.returncode, done.stderr) == (0, "no Failed timers\n")
+        assert (done.returncode, done.stderr) == (0, "no failed timers\n")
         await user.until_stored("TIMER_EVT", 3)
     for wrong in ((), ("a-1", "--failed"), ("a-1", "--prefix", "a")):
         assert (await cli.run("timers", "retry", "acme", *wrong)).returncode == 2
+
+
+@ON_SQLITE
+async def test_failed_workflows(cli: Cli, client: TimerClient) -> None:
+    """All failed workflows are retried together, or those whose ids begin with a prefix."""
+    for name in ("a-1", "a-2", "b-1"):
+        await client.workflows.start("acme", name, "order", deadline_in=timedelta())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len([each async for each in client.workflows.list("acme", status="failed")]) < 3:
+            await asyncio.sleep(0.02)
+    retried = await cli.lines("workflows", "retry", "acme", "--failed", "--prefix", "a-")
+    assert sorted(retried) == ["retried: acme/a-1", "retried: acme/a-2"]
+    (outcome,) = await cli.json("workflows", "retry", "acme", "--failed", "--deadline-in", "1h")
+    assert (outcome["workflowId"], outcome["outcome"], outcome["workflow"]["status"]) == ("b-1", "retried", "waiting")
+    done = await cli.run("workflows", "retry", "acme", "--failed")
+    assert (done.returncode, done.stderr) == (0, "no failed workflows\n")
+    done = await cli.run("workflows", "retry", "acme", "a-1", "nobody")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "unchanged: acme/a-1\n", "not_found: acme/nobody\n")
 
 
 @ON_SQLITE

@@ -67,6 +67,8 @@ USAGE = {
     "worker acme orders": "Invalid value for 'MODULE:WORKFLOW': 'orders' must be module:workflow",
     "worker acme nothing:order": "'nothing:order': there is no module 'nothing' in ",
     "worker acme json:dumps": "'json:dumps': dumps is not a function with the decorator @workflow",
+    "workflows retry acme": "Give the ids of workflows, or --failed",
+    "workflows retry acme order-1 --prefix order": "Give --prefix with --failed",
     "workflows start acme order-1 order --in 5s --at 2100-01-01T00:00:00Z": "Give either --in or --at",
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
     "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",

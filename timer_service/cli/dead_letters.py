@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from timer_service.cli.connection import broker_command
+from timer_service.cli.many import send_each
 from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import AsJson, read_tenant
-from timer_service.cli.resources import Page, Resource, Rows, send_each
+from timer_service.cli.resources import Page, Resource, Rows
 from timer_service.client import DeadLetter, Outcome, TimerClient
 from timer_service.core.values.address import UNREADABLE
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from timer_service.cli.connection import add_command, broker_command
+from timer_service.cli.many import send_each
 from timer_service.cli.output import format_time, one_line, print_value
 from timer_service.cli.parameters import AsJson, Tenant, identifier, option, read_identifier, read_tenant
-from timer_service.cli.resources import Resource, Rows, send_each
+from timer_service.cli.resources import Resource, Rows
 from timer_service.client import BuriedEvent, Outcome, ParkedEvent, TimerClient
 
 app = typer.Typer(

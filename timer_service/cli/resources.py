@@ -16,7 +16,7 @@ import typer
 from timer_service.cli.connection import add_command
 from timer_service.cli.output import format_time, one_line, print_table
 from timer_service.cli.parameters import All, AsJson, Cursor, Json, Limit, Tenant, TenantOrAll
-from timer_service.client import CommandError, Counts, NoAnswerError, Outcome, QueryError, TimerClient, WorkflowCounts
+from timer_service.client import CommandError, Counts, Outcome, QueryError, TimerClient, WorkflowCounts
 from timer_service.client.answers import read_cursor, read_rows
 from timer_service.client.events import Event
 from timer_service.client.view import View
@@ -191,65 +191,6 @@ class Resource(NamedTuple):
                 raise typer.Exit(1)
 
         add_command(self.app, name, text, run, {"tenant": Tenant, **parameters, "as_json": AsJson}, check=check)
-
-
-async def send_each(
-    send: Callable[[Any], Awaitable[Outcome]],
-    ids: Sequence[str | int],
-    field: str,
-    prefix: str,
-    *,
-    as_json: bool,
-    without_effect: Collection[str] = (),
-    at_a_time: int = 20,
-) -> None:
-    """Send a command about each thing, and print what became of each. An error of one does not stop the others.
-
-    `field`: the name of an id in JSON. `prefix`: the text before each id. `at_a_time`: how many commands may have no
-    outcome yet; 1 if their order counts. It ends with 1 after an error, or an outcome of `without_effect`.
-    """
-    ended: list[Mapping[str, Any]] = []
-    has_failed = False
-    try:
-        async for each, ending in _endings(send, ids, at_a_time):
-            ended.append({field: each, **ending})
-            is_failure = ending.get("outcome") in {None, *without_effect}
-            has_failed = has_failed or is_failure
-            if not as_json:
-                error = ending.get("error")
-                name, sentence = (ending["outcome"], "") if error is None else (error["code"], f": {error['message']}")
-                typer.echo(one_line(f"{name}: {prefix}{each}{sentence}"), err=is_failure)
-    finally:  # what was sent must be known, even if the user stops
-        if as_json:
-            typer.echo(json.dumps(ended))
-    if has_failed:
-        raise typer.Exit(1)
-
-
-async def _endings(
-    send: Callable[[Any], Awaitable[Outcome]], ids: Sequence[str | int], at_a_time: int
-) -> AsyncIterator[tuple[str | int, Mapping[str, Any]]]:
-    """Yield what became of the command about each id, in order."""
-    for first in range(0, len(ids), at_a_time):
-        some = ids[first : first + at_a_time]
-        endings = await asyncio.gather(*(_ending(send(each)) for each in some))
-        for each in zip(some, endings, strict=True):
-            yield each
-
-
-async def _ending(call: Awaitable[Outcome]) -> Mapping[str, Any]:
-    """Return what became of a command as JSON data: its outcome, or an error."""
-    try:
-        return (await call).document()
-    except CommandError as error:
-        code, text = error.code, rejection_text(error).removeprefix(f"{error.code}: ")
-    except NoAnswerError as error:
-        code, text = "NO_ANSWER", str(error)
-    except LookupError as error:
-        code, text = "NOT_FOUND", str(error)
-    except ValueError as error:
-        code, text = "INVALID_PAYLOAD", str(error)
-    return {"error": {"code": code, "message": text}}
 
 
 async def print_events(events: AsyncIterator[Event], *, as_json: bool) -> None:

@@ -1,34 +1,19 @@
 """`timer-service timers`. These commands use the broker only, never the database."""
 
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from timer_service.cli import parameters, timer_files
-from timer_service.cli.connection import broker_command
+from timer_service.cli.many import retry_command
 from timer_service.cli.output import format_distance, format_time, print_value
-from timer_service.cli.parameters import AsJson, Tenant
-from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts, send_each
+from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import Outcome, Timer, TimerClient, TimerState
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 app.add_typer(timer_files.app)
 
 NAME = parameters.identifier("TIMER", "The id of the timer.")
-TimerIds = Annotated[
-    list[str] | None,
-    typer.Argument(
-        parser=parameters.read_identifier, metavar="TIMER", help="The ids of the timers.", show_default=False
-    ),
-]
-EveryFailed = Annotated[bool, typer.Option("--failed", help="All Failed timers of the tenant.")]
-Prefix = Annotated[
-    str | None,
-    typer.Option(
-        parser=parameters.read_identifier, metavar="PREFIX", help="With --failed: only those whose id begins so."
-    ),
-]
 LIST = Rows(
     query="list-timers",
     field="timers",
@@ -107,37 +92,14 @@ TIMERS.command(
     call=_cancel,
     check=_check_timers,
 )
-
-
-def _check_retry(*, timer_ids: list[str] | None, failed: bool, prefix: str | None, **_: object) -> None:
-    if bool(timer_ids) == failed:
-        raise typer.BadParameter("Give the ids of timers, or --failed.")
-    if prefix is not None and not failed:
-        raise typer.BadParameter("Give --prefix with --failed.")
-
-
-@broker_command(app, check=_check_retry)
-async def retry(
-    client: TimerClient,
-    tenant: Tenant,
-    timer_ids: TimerIds = None,
-    failed: EveryFailed = False,
-    prefix: Prefix = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fire Failed timers now."""
-    wanted = timer_ids or []
-    if failed:
-        listed = [each.timer_id async for each in client.timers.list(tenant, state="Failed")]
-        wanted = [each for each in listed if each.startswith(prefix or "")]
-    if not wanted and not as_json:
-        typer.echo("no Failed timers", err=True)
-        return
-    without_effect = ["not_found", "already_reached"]
-    send = partial(client.timers.retry, tenant)
-    await send_each(send, wanted, "timerId", f"{tenant}/", as_json=as_json, without_effect=without_effect)
-
-
+retry_command(
+    TIMERS,
+    "Fire failed timers now.",
+    "timer",
+    "timerId",
+    lambda client, tenant: (each.timer_id async for each in client.timers.list(tenant, state="Failed")),
+    without_effect=["not_found", "already_reached"],
+)
 TIMERS.get("Show one timer.", print_timer, {"timer_id": NAME})
 TIMERS.list(
     LIST,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from timer_service.cli import output, parameters
+from timer_service.cli.many import retry_command
 from timer_service.cli.resources import Outcomes, Resource, Rows, print_counts
 from timer_service.client import (
     Outcome,
@@ -215,10 +216,14 @@ WORKFLOWS.command(
     "Cancel a workflow that has not ended.",
     {"workflow_id": NAME, "reason": parameters.option("TEXT", "Why.")},
 )
-WORKFLOWS.command(
-    "retry",
-    "Continue a failed workflow. A step that failed last runs again.",
-    {"workflow_id": NAME, "deadline_in": DEADLINE},
+retry_command(
+    WORKFLOWS,
+    "Continue failed workflows. A step that failed last runs again.",
+    "workflow",
+    "workflowId",
+    lambda client, tenant: (each.workflow_id async for each in client.workflows.list(tenant, status="failed")),
+    {"deadline_in": DEADLINE},
+    without_effect=["not_found", "already_ended", "skipped_busy", "over_quota"],
 )
 WORKFLOWS.get("Show one workflow, with its steps, sleeps and waits.", print_workflow, {"workflow_id": NAME})
 WORKFLOWS.list(
