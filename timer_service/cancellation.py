@@ -7,13 +7,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def keep_cancellation() -> Iterator[None]:
-    """Raise CancelledError after the block if the current task was cancelled in it and the block went on.
+    """Raise CancelledError after the block if the current task was cancelled in it, however the block has ended.
 
-    `asyncio.wait_for` of Python 3.11, which nats-py uses, swallows a cancellation in the moment of the result.
+    `asyncio.wait_for` of Python 3.11, which nats-py and redis-py use, swallows a cancellation in the moment of the
+    result.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
-    yield
+    try:
+        yield
+    except Exception:
+        if task is None or task.cancelling() == cancellations:
+            raise
     if task is not None and task.cancelling() > cancellations:
         raise asyncio.CancelledError
 

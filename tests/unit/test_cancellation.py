@@ -17,19 +17,24 @@ async def swallow() -> None:
 
 
 async def test_swallowed_cancellation() -> None:
-    """A block that swallows a cancellation ends with it all the same."""
+    """A block that swallows a cancellation ends with it all the same, also if it raises another error after that."""
     went_on = []
 
-    async def work() -> None:
+    async def work(*, fails: bool) -> None:
         with keep_cancellation():
             await swallow()
+            if fails:
+                raise ConnectionError
         went_on.append(True)
 
-    task = asyncio.ensure_future(work())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert (task.cancelled(), went_on) == (True, [])
+    for fails in (False, True):
+        task = asyncio.ensure_future(work(fails=fails))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert (task.cancelled(), went_on) == (True, [])
+    with pytest.raises(ConnectionError), keep_cancellation():
+        raise ConnectionError
 
 
 async def test_step_of_a_task_that_is_cancelled_again_and_again() -> None:

@@ -139,7 +139,7 @@ class NumberedLink(Link):
 
     async def _keep(self) -> None:
         """Receive replies, and connect again whenever the connection is lost."""
-        while True:
+        while not self.is_closed:
             try:
                 with keep_cancellation():
                     await self._receive_replies()

@@ -43,6 +43,8 @@ class Connection:
         self._refused = RecentFailure(_REFUSED_SECONDS)
         """Whether the server refuses to publish to channels."""
         self._watching: asyncio.Task[None] | None = None
+        self._closed = False
+        """The driver can swallow the cancellation of the task."""
 
     def new_client(self, name: str, on_connect: Callable[[], None] = lambda: None) -> RedisClient:
         """Return another pool of connections, with the same login. `on_connect` is called for each of them."""
@@ -109,6 +111,7 @@ class Connection:
 
     async def close(self) -> None:
         """Disconnect."""
+        self._closed = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -116,7 +119,7 @@ class Connection:
 
     async def _watch(self) -> None:
         """Receive hints. The server must answer on this connection; otherwise the connection is lost."""
-        while True:
+        while not self._closed:
             async with self.client.pubsub() as subscription:
                 try:
                     await subscription.subscribe(self._keys.hints)
@@ -128,7 +131,7 @@ class Connection:
     async def _receive(self, subscription: Any) -> None:
         """Receive hints until the server does not answer."""
         asked = False
-        while True:
+        while not self._closed:
             message = await subscription.get_message(timeout=_PING_SECONDS)
             if message is None:
                 if asked:

@@ -39,6 +39,8 @@ class Requests:
         self._groups: set[str] = set()
         """The streams whose group exists, as far as is known."""
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        """The driver can swallow the cancellation of the task."""
 
     @property
     def health(self) -> Health:
@@ -62,13 +64,14 @@ class Requests:
 
     async def close(self) -> None:
         """Stop taking requests."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _receive(self, names: frozenset[str], receive: ReceiveRequest) -> None:
         """Receive requests until this is closed."""
-        while True:
+        while not self._closed:
             try:
                 await self._prepare_groups()
                 streams = dict.fromkeys(self._streams_of_kind(), ">")

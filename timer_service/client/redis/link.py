@@ -133,7 +133,7 @@ class RedisLink(NumberedLink):
         async with self._client.pubsub() as subscription:
             await subscription.psubscribe(self._pattern)
             was_asked = False
-            while True:
+            while not self.is_closed:  # the driver can swallow the cancellation of this task
                 message = await subscription.get_message(timeout=_PING_SECONDS)
                 if message is None:
                     if was_asked:
