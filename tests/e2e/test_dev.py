@@ -42,6 +42,7 @@ async def test_demo(tmp_path: Path, broker: str) -> None:
         text = dev.log.read_text()
         assert "scheduled: a timer of tenant demo" in text
         assert "fired:     " in text
+        assert len(text.splitlines()) < 20, "all of it is seen at once"
         assert f" timers watch --server {url}" in text.replace("'", ""), "other commands do not look in this folder"
         assert (tmp_path / "dev" / "timers.db").exists()
         del dev.command[-4:]

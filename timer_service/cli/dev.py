@@ -16,7 +16,7 @@ from timer_service.cli.resources import event_line
 from timer_service.client import find_broker
 from timer_service.config import Config
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import DEFAULT_FOLDER, BrokerKind, announce_dev_server, broker_kind, find_dev_server
+from timer_service.dev_server import DEFAULT_FOLDER, BrokerKind, announce_dev_server, find_dev_server
 from timer_service.logs import configure_logs
 
 DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the broker and the database keep their files.")]
@@ -96,7 +96,6 @@ async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
             command=own_command(sys.argv[0]),
             server="" if data_dir == DEFAULT_FOLDER else f" --server {url}",
             url=url,
-            client=_CLIENTS[broker_kind(config.broker_url)],
             http=f"http://{config.http_host}:{config.http_port}",
         )
     )
@@ -125,31 +124,6 @@ Serving. From another terminal in this folder (elsewhere, add --server {url}):
   {command} timers watch{server}
   {command} timers schedule acme call-1 --in 10s --data '{{"any": "json"}}'{server}
 
-or with any {client}
-
+Any other client of the broker can do the same: contracts/README.md shows the messages.
 Operations page {http}/ui/, metrics {http}/metrics, readiness {http}/readyz. Stop with Ctrl-C.
 """
-
-_COMMAND = """\
-{"type": "ScheduleTimer", "tenantId": "acme", "payload":
-              {"serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}"""
-_CLIENTS = {
-    BrokerKind.NATS: f"""\
-NATS client:
-
-  subscribe  timer.evt.v1.acme.due-time-reached
-  publish    timer.cmd.v1.acme.schedule-timer
-             {_COMMAND}""",
-    BrokerKind.REDIS: f"""\
-Redis client:
-
-  XREAD BLOCK 0 STREAMS timer:evt:acme $
-  XADD timer:cmd * tenant acme type schedule-timer body '{_COMMAND}'""",
-    BrokerKind.RABBITMQ: f"""\
-AMQP client:
-
-  bind       a queue to the exchange timer.evt with the key acme.due-time-reached
-  publish    to the exchange timer.cmd with the key acme.schedule-timer
-             {_COMMAND}""",
-}
-"""What a client of each broker does to receive events and to schedule a timer."""
