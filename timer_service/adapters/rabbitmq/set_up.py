@@ -35,6 +35,8 @@ _AWAY = "home node"
 _TYPES = "arg 'type'", "arg 'x-queue-type'"
 """What RabbitMQ says of an exchange or a queue that exists with another type."""
 _AGAIN_MS = 1000
+_START_SECONDS = 30
+"""How long a start waits for streams. After its own start, the broker opens them one by one."""
 _WAIT_SECONDS = 0.2
 _OTHER_DATABASE = (
     "a service with another database handles the commands of stream {stream}. If both shall run, set another "
@@ -58,7 +60,7 @@ class SetUp:
 
         The size is checked last: with an alarm, the broker reads nothing behind the first message.
         """
-        give_up_at = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        give_up_at = asyncio.get_running_loop().time() + _START_SECONDS
         while True:
             try:
                 for kind in _MAX_AGE:
