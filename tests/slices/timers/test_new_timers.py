@@ -1,6 +1,7 @@
 """New timers are inserted without a read. The results are those of the rules."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,18 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.intake.route import CommandResult
 from timer_service.core.limits.quotas import Quotas
 from timer_service.core.limits.tenant_limits import Limits, TenantLimits
+from timer_service.core.ports import turns
 from timer_service.core.values.message import Command, Position, TenantPayload, Trace
 from timer_service.timers import rules, store
 from timer_service.timers.handler import handle
 from timer_service.timers.messages import CancelTimer, CancelTimers, PlainTimer, RetryTimer, ScheduleTimer
 from timer_service.timers.rules import Key, Timer
+
+
+@pytest.fixture(autouse=True)
+def unlimited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction takes a whole batch, also if the machine stops for longer than a transaction may apply commands."""
+    monkeypatch.setattr(turns, "TRANSACTION_SECONDS", math.inf)
 
 
 def schedule(call: str, sequence: int, trace: Trace | None = None, **more: Any) -> Command:
