@@ -55,7 +55,10 @@ async def test_demo(tmp_path: Path, broker: str) -> None:
 
 @pytest.mark.slow
 async def test_other_commands_find_it(tmp_path: Path) -> None:
-    """In the folder of a running `dev`, the other commands use its broker and its database. A second `dev` fails."""
+    """In the folder of a running `dev`, the other commands use its broker and its database. A second `dev` fails.
+
+    A backup and a restore use its database also if it is stopped, unless the folder has another one.
+    """
     async with Dev(tmp_path) as dev:
         (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
         done = await run(tmp_path, "timers", "list", "demo", "--json")
@@ -71,6 +74,13 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         assert (done.returncode, f"(process {dev.running.pid}, broker nats://127.0.0.1:" in done.stderr) == (1, True)
         dev.signal(signal.SIGINT)
         await dev.wait()
+        done = await run(tmp_path, "backup", "copy.db")
+        assert (done.returncode, str(tmp_path / "dev" / "timers.db") in done.stdout) == (0, True)
+        done = await run(tmp_path, "restore", "copy.db")
+        assert (done.returncode, f"restored {tmp_path / 'dev' / 'timers.db'} from copy.db" in done.stdout) == (0, True)
+        (tmp_path / "event_service.db").touch()
+        done = await run(tmp_path, "restore", "copy.db")
+        assert (done.returncode, "this folder has two databases" in done.stderr) == (1, True)
 
 
 @pytest.mark.slow

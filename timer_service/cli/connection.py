@@ -14,7 +14,7 @@ from timer_service.client import Broker, NoAnswerError, TimerClient, find_broker
 from timer_service.client.lookup import url_without_login
 from timer_service.config import Config, load_config
 from timer_service.core.values.errors import StartError
-from timer_service.dev_server import DevServer, find_dev_server
+from timer_service.dev_server import DevServer, find_dev_server, read_dev_server
 
 Server = Annotated[
     str | None,
@@ -150,11 +150,17 @@ def dev_config(config: Config, dev: DevServer) -> Config:
 
 
 def database_config() -> Config:
-    """Return the settings, with the database of the `dev` of this folder if it runs and no database is named."""
+    """Return the settings. If no database is named, they have that of the `dev` of this folder, which need not run.
+
+    Raises `StartError` if the folder also has a database with the default name, and the `dev` does not run.
+    """
     config = load_config()
-    if not config.model_fields_set & _DATABASE_SETTINGS and (dev := find_dev_server()) is not None:
-        return dev_config(config, dev)
-    return config
+    if config.model_fields_set & _DATABASE_SETTINGS or (dev := read_dev_server()) is None:
+        return config
+    if config.db_path.exists() and find_dev_server() is None:
+        both = f"{config.db_path} and {dev.db_path}"
+        raise StartError(f"this folder has two databases, {both}: name one with TIMER_DB_PATH")
+    return dev_config(config, dev)
 
 
 @asynccontextmanager

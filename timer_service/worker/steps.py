@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from timer_service.client.errors import errors_in
 from timer_service.user_code import UserCode
-from timer_service.worker.context import current_step
 from timer_service.worker.errors import ErrorText, HiddenTextError, PermanentError, RetryAfter, describe_error
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
 
@@ -42,7 +41,7 @@ async def run_attempt(call: StepCall, name: str, code: UserCode) -> Attempt:
     if isinstance(ended.error, asyncio.CancelledError):
         return CANCELLED
     if ended.error is not None:
-        return _failure(ended.error)
+        return _failure(name, ended.error)
     try:
         return Attempt(write_result(ended.value, "the result of the step"))
     except ValueError as error:  # another attempt would have such a result, too
@@ -59,14 +58,14 @@ def timed_out(seconds: float | None) -> Attempt:
     return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))
 
 
-def _failure(error: BaseException) -> Attempt:
+def _failure(name: str, error: BaseException) -> Attempt:
     """Return an attempt that has raised an error, and log its traceback, which is not stored.
 
     In a group, a `PermanentError` counts first, then the longest `RetryAfter`.
     """
     text = describe_error(error)
     hidden = HiddenTextError(error)
-    log.info("an attempt of the step %s has failed: %s", current_step(), text.type, exc_info=hidden)
+    log.info("an attempt of %s has failed: %s", name, text.type, exc_info=hidden)
     if errors_in(error, PermanentError):
         return Attempt(error=text, is_retryable=False)
     try:

@@ -208,7 +208,7 @@ async def test_failures_are_tried_again_and_parked(caplog: pytest.LogCaptureFixt
             "failed, attempt 1 of 3; it comes again in 0.0 s, and is parked after attempt 3",
             "failed, attempt 2 of 3; it comes again in 0.0 s, and is parked after attempt 3",
             "failed, attempt 3 of 3",
-            "is parked after 3 attempts (see `timer-service events parked`): RuntimeError: c",
+            "is parked after attempt 3 (see `timer-service events parked`): RuntimeError: c",
         ]
         broker.parks = False
         broker.deliver("d", attempt=3)

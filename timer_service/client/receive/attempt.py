@@ -183,7 +183,7 @@ class Attempts:
     async def give_up(self, delivery: Delivery, reason: str, attempt: int) -> Result:
         """Park an event. If it cannot be parked now, try again after the longest delay."""
         if await self._park(delivery, reason[:MOST_REASON] or "no reason", attempt):
-            text = "%s is parked after %d attempts (see `timer-service events parked`): %s"
+            text = "%s is parked after attempt %d (see `timer-service events parked`): %s"
             log.warning(text, _name(delivery.event), attempt, reason)
             self._failed.pop(delivery.event.id, None)
             return Done()

@@ -94,7 +94,7 @@ def _commands(workflow: Mapping[str, Any], messages: Sequence[str]) -> dict[str,
     """Return the commands that make sense for a workflow, by what they do. `messages` are those for which it waits."""
     key = (workflow["tenantId"], workflow["workflowId"])
     if workflow["status"] == WorkflowStatus.FAILED:
-        return {"Continue it: the step that failed runs again": command("workflows", "retry", *key)}
+        return {"Continue it: a step that ended it runs again": command("workflows", "retry", *key)}
     if workflow["status"] in ENDED:
         return {}
     # As it stands, the command fails: data of another type than the function waits for would end the workflow.
