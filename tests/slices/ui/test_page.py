@@ -178,7 +178,7 @@ async def test_a_fault_of_a_loop_is_listed_once(page: Page, monkeypatch: pytest.
 
 
 async def test_one_reason_of_many_parts(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reason that is told in two ways is listed once. Many loops with it are counted, not named."""
+    """One reason in two wordings is listed once. Many loops with this reason are counted, not named."""
     page.health["events"] = Health.down("the database is unavailable: no answer in time")
     monkeypatch.setattr(Loop, "health", Health.down("loop timers fails: no answer in time"))
     for count, named in ((3, "loop timers, loop timers, loop timers"), (4, "4 loops")):
