@@ -98,14 +98,17 @@ class Process:
             await self.kill()
 
     async def _until(self, ready: Callable[[], bool]) -> None:
-        """Wait until something is so, which is asked in a thread. Raises if the process ends before."""
+        """Wait until something is so, which is asked in a thread. If it does not come, raise with the log."""
 
         async def is_ready() -> bool:
             if (code := self.running.poll()) is not None:
                 raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
             return await asyncio.to_thread(ready)
 
-        await until(is_ready, seconds=PATIENCE_SECONDS, pause=0.02)
+        try:
+            await until(is_ready, seconds=PATIENCE_SECONDS, pause=0.02)
+        except TimeoutError as error:
+            raise AssertionError(f"{self.command[0]} is not ready: {self.log.read_text()[-3000:]}") from error
 
 
 class Server(Process):

@@ -103,14 +103,15 @@ class RabbitServer(Server):
             self._epmd.send_signal(signal.SIGKILL)
             self._epmd.wait(10)
 
-    async def until_saved(self) -> None:
-        """Wait until the server has saved where its streams and quorum queues are.
+    async def kill(self) -> None:
+        """Kill it as soon as it has saved where its streams and quorum queues are.
 
-        It loses those that were created in the second before it is killed.
+        It loses those that were created in the second before.
         """
         names = list((self._folder / "mnesia").glob("*/*/*/names.dets"))
         begun = time.time()  # a change may be written only later
-        await until(lambda: time.time() - max(begun, *(each.stat().st_mtime for each in names)) > 1, pause=0.1)
+        await until(lambda: time.time() - max([begun, *(each.stat().st_mtime for each in names)]) > 1, pause=0.1)
+        await super().kill()
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""

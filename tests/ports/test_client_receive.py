@@ -275,8 +275,6 @@ async def test_restarts_of_the_server(server: Server, events: EventPublisher, ho
         await events.fire("long")
         await events.fire("a")
         await until(lambda: handled == ["a"])
-        if isinstance(server, RabbitServer):
-            await server.until_saved()
         await getattr(server, how)()
         await server.start()
         await fire_soon(events, "b")

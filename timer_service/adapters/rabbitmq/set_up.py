@@ -150,7 +150,7 @@ class SetUp:
             exists = True
         except ChannelNotFoundEntity as error:
             if _AWAY in str(error):
-                raise TimeoutError(str(error)) from error
+                raise ConnectionError(str(error)) from error
             if not self._manage:
                 raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None
             exists = False
