@@ -26,9 +26,7 @@ class Calls:
             with keep_cancellation():
                 return await task
         except asyncio.CancelledError:
-            is_caller_cancelled = caller is not None and caller.cancelling() > cancellations
-            is_lost = task not in self._tasks  # `end` removes the tasks that it cancels
-            if is_caller_cancelled or not is_lost:
+            if caller is not None and caller.cancelling() > cancellations:
                 raise
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:
@@ -36,6 +34,5 @@ class Calls:
 
     def end(self) -> None:
         """End the calls, because the connection is lost."""
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()

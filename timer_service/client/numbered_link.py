@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from timer_service.cancellation import keep_cancellation
+from timer_service.cancellation import keep_cancellation, own_cancellation
 from timer_service.client.commands import Command, Exchange
 from timer_service.client.errors import NoAnswerError, TimerServiceError
 from timer_service.client.link import Link
@@ -141,7 +141,7 @@ class NumberedLink(Link):
         """Receive replies, and connect again whenever the connection is lost."""
         while not self.is_closed:
             try:
-                with keep_cancellation():
+                with own_cancellation(), keep_cancellation():
                     await self._receive_replies()
             except Exception as error:  # noqa: BLE001 - whatever it is, only another attempt helps
                 was_connected, self._problem = self._problem is None, self._reason_of(error)

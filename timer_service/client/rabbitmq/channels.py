@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import aiormq
 
+from timer_service.cancellation import own_cancellation
 from timer_service.rabbit_client import ANSWER_SECONDS, ERRORS
 
 
@@ -18,7 +19,7 @@ async def new_channel(connection: aiormq.Connection, *, confirms: bool = False) 
 
 async def close_channel(channel: aiormq.Channel) -> None:
     """Close a channel, unless the connection is lost."""
-    with suppress(*ERRORS, asyncio.CancelledError):
+    with suppress(*ERRORS), own_cancellation():
         if not channel.is_closed:
             await channel.close()
 

@@ -18,6 +18,7 @@ import aiormq
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
 
+from timer_service.cancellation import own_cancellation
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.link import Link
 from timer_service.client.rabbitmq.channels import close_channel, number, on_closed
@@ -52,7 +53,7 @@ class _Receipt:
     async def ack(self) -> None:
         if not self.is_settled:
             self.is_settled = True
-            with suppress(*ERRORS):  # then the event comes again
+            with suppress(*ERRORS), own_cancellation():  # then the event comes again
                 await self.channel.basic_ack(self.tag)
 
     async def retry(self, delay: timedelta) -> None:
@@ -125,7 +126,7 @@ class QueueSubscription:
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
         if self._channel is not None and not self._channel.is_closed:
-            with suppress(*ERRORS):
+            with suppress(*ERRORS), own_cancellation():
                 await self._channel.basic_cancel(self._tag)
         while (delivery := self.next_waiting()) is not None:
             await delivery.retry()
@@ -214,7 +215,8 @@ class QueueSubscription:
             if self._channel is not None:
                 await close_channel(self._channel)
             try:
-                await self._begin()
+                with own_cancellation():
+                    await self._begin()
             except (*ERRORS, NoAnswerError) as error:
                 if self._link.problem is None and not has_failed:
                     log.warning("%s: %s; trying again", self, reason_of(error))
@@ -254,7 +256,8 @@ class QueueSubscription:
         if self._is_prepared:
             return False
         try:
-            found = await receipt.channel.queue_declare(self._queue, passive=True)
+            with own_cancellation():
+                found = await receipt.channel.queue_declare(self._queue, passive=True)
         except ERRORS:
             return True  # the channel has ended, so the event comes again
         return (found.consumer_count or 0) > 1
