@@ -299,7 +299,7 @@ async def test_numbers_agree(tmp_path: Path, broker: NatsServer, cli: Cli) -> No
             "Pending timers": 'timer_rows{state="Scheduled",table="timer_schedules"}',
             "Overdue": 'timer_overdue{table="timer_schedules"}',
             "Fired": 'timer_fire_lag_seconds_count{table="timer_schedules"}',
-            "New failures": 'timer_dead_letters_total{code="INVALID_PAYLOAD"}',
+            "Rejected or given up": 'timer_dead_letters_total{code="INVALID_PAYLOAD"}',
             "Timers that were given up": 'timer_rows{state="Failed",table="timer_schedules"}',
             "Runs in progress": 'timer_rows{state="running",table="runs"}',
             "Commands over a limit": 'timer_commands_received_total{outcome="over_quota",type="ScheduleTimer"}',
@@ -307,7 +307,7 @@ async def test_numbers_agree(tmp_path: Path, broker: NatsServer, cli: Cli) -> No
         commands = {
             "Pending timers": timers["Scheduled"],
             "Fired": timers["Reached"],
-            "New failures": len(letters),
+            "Rejected or given up": len(letters),
             "Timers that were given up": timers["Failed"],
             "waiting": workflows["waiting"],
             "workers online": len(await cli.json("workflows", "workers", "acme")),

@@ -125,7 +125,9 @@ def print_workflow(detail: WorkflowDetail) -> None:
     texts = {"status": _status(workflow), "why": _why(workflow)}
     if workflow.ended_at is None and workflow.worker_id is None and not detail.has_workers:
         texts["worker"] = "no worker asks for this type and queue"
-    left_out = ["workflow_id", "status", "code", "step", "reason", "effects"]
+    texts["leases in a row"] = str(workflow.attempt or "")
+    texts["unread messages"] = str(workflow.messages or "")
+    left_out = ["workflow_id", "status", "code", "step", "reason", "effects", "attempt", "messages"]
     if workflow.ended_at is not None:
         left_out.append("due_at")  # nothing waits for it
     output.print_value(workflow, f"{workflow.tenant}/{workflow.workflow_id}", texts, leave_out=left_out)

@@ -42,6 +42,8 @@ class Poller:
         while await self._tasks.until_free():
             try:
                 await self._poll()
+                if failures > _FAILURES_OF_A_RESTART:
+                    log.info("the service answers again for the tenant %s", self._settings.tenant)
                 delays, failures = Delays(), 0
             except TimerServiceError as error:
                 failures += 1

@@ -247,7 +247,7 @@ async def test_overview_shows_numbers(page: Page) -> None:
     assert "12,345" in text
     assert "10 min ago" in text  # the first minutes are wide enough to be read
     assert re.search(r'Fired</h3>\s*<p class="figure ">50</p>', text)
-    assert re.search(r'New failures</h3>\s*<p class="figure bad">1</p>', text)
+    assert re.search(r'Rejected or given up</h3>\s*<p class="figure bad">1</p>', text)
     assert re.search(r'class="figure ">\S+ ms <span class="second">\S+ s</span>', text)
     assert "<polyline" in text
     assert "from due to published, estimated from buckets" in text

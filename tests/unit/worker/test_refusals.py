@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -164,9 +165,9 @@ async def test_no_halves_without_an_answer(error: TimerServiceError) -> None:
     assert answers.requests == [[1, 2, 3]]
 
 
-@pytest.mark.parametrize(("polls", "warnings"), [(5, 0), (20, 1)])
-def test_a_worker_without_answers_says_so(caplog: pytest.LogCaptureFixture, polls: int, warnings: int) -> None:
-    """A restart of the service is no news. If it stays away, or does not serve this tenant, the worker says so once."""
+@pytest.mark.parametrize(("polls", "outages"), [(5, 0), (20, 1)])
+def test_a_worker_without_answers_says_so(caplog: pytest.LogCaptureFixture, polls: int, outages: int) -> None:
+    """A restart of the service is no news. A longer outage, or a wrong tenant, is told once, and so is its end."""
 
     class Away(MemoryService):
         polls = 0
@@ -183,6 +184,8 @@ def test_a_worker_without_answers_says_so(caplog: pytest.LogCaptureFixture, poll
         async with worker(service, single):
             await service.until_ended("w-1")
 
+    caplog.set_level(logging.INFO)
     in_virtual_time(main)
-    wanted = ["no tasks for the tenant acme: no service answers here"] * warnings
+    begins = "no tasks for the tenant acme: no service answers here"
+    wanted = [begins, "the service answers again for the tenant acme"] * outages
     assert [each.getMessage() for each in caplog.records] == wanted
