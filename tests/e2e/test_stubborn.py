@@ -38,6 +38,7 @@ asyncio.run(main())
 """
 
 APP = """
+import os
 import time
 from datetime import timedelta
 from tests.harness import stubborn
@@ -47,17 +48,17 @@ app = TimerApp(tenant="acme", name="orders", shutdown_timeout=timedelta(seconds=
 
 @app.on_due("async")
 async def handle(event):
-    print("begun", event.timer_id, flush=True)
+    os.write(1, f"begun {event.timer_id}\\n".encode())  # whole, whatever another thread prints
     await {**stubborn.WAYS, **stubborn.IN_THREADS}[event.timer_id]()
 
 @app.on_due("thread")
 def hang(event):
-    print("begun", event.timer_id, flush=True)
+    os.write(1, f"begun {event.timer_id}\\n".encode())  # whole, whatever another thread prints
     time.sleep(10_000)
 
 @app.on_due("blocking")
 async def block(event):
-    print("begun", event.timer_id, flush=True)
+    os.write(1, f"begun {event.timer_id}\\n".encode())  # whole, whatever another thread prints
     time.sleep(10_000)
 
 app.run()
