@@ -108,10 +108,20 @@ class RabbitServer(Server):
 
         It loses those that were created in the second before.
         """
-        names = list((self._folder / "mnesia").glob("*/*/*/names.dets"))
         begun = time.time()  # a change may be written only later
-        await until(lambda: time.time() - max([begun, *(each.stat().st_mtime for each in names)]) > 1, pause=0.1)
+        await until(
+            lambda: time.time() - max([begun, *(each.stat().st_mtime for each in self._names())]) > 1, pause=0.1
+        )
         await super().kill()
+
+    def lose_streams(self) -> None:
+        """Let the server, which was killed, not know where its streams are."""
+        for each in self._names():
+            each.unlink()
+
+    def _names(self) -> list[Path]:
+        """Return the files with where its streams and quorum queues are."""
+        return list((self._folder / "mnesia").glob("*/*/*/names.dets"))
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl, which takes a second, and return its output."""

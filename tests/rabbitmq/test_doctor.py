@@ -1,12 +1,14 @@
 """`doctor` on RabbitMQ: what it finds, and what it says to do."""
 
 import asyncio
+from pathlib import Path
 
+import aiormq
 import pytest
 
 from tests.harness.processes import unused_port
 from tests.harness.rabbit_harness import RabbitHarness
-from tests.harness.rabbitmq import memory_alarm
+from tests.harness.rabbitmq import RabbitServer, memory_alarm
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.rabbitmq import check_rabbitmq, check_version
 from timer_service.config import Config
@@ -55,6 +57,24 @@ async def test_wrong_types(rabbit: RabbitHarness) -> None:
     assert (exchange.status, queue.status) == (Status.FAIL, Status.FAIL)
     assert "current is 'fanout'" in exchange.message
     assert "x-queue-type" in queue.message
+
+
+@pytest.mark.slow
+async def test_stream_that_the_server_has_lost(tmp_path: Path) -> None:
+    """A server that is killed in the second after it has created a stream knows its name, but not where it is."""
+    async with RabbitServer(tmp_path) as server:
+        connection = await aiormq.connect(server.url)
+        channel = await connection.channel()
+        await channel.queue_declare("timer.cmd.log", durable=True, arguments={"x-queue-type": "stream"})
+        await connection.close()
+        await server.kill()
+        server.lose_streams()
+        await server.start()
+        found = await check_rabbitmq(Config(broker_url=server.url))
+    (finding,) = [each for each in found if isinstance(each, Finding) and each.check == "queue timer.cmd.log"]
+    assert finding.status is Status.FAIL
+    assert finding.message.startswith("NOT_FOUND - home node")
+    assert "reset" in (finding.remedy or "")
 
 
 async def test_stream_port(rabbit: RabbitHarness) -> None:

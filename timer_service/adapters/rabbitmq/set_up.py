@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 _MAX_AGE = {Kind.COMMAND: "7D", Kind.EVENT: "7D", Kind.DEAD_LETTER: "30D"}
 _REQUESTS = {"x-message-ttl": 10_000, "x-max-length": 10_000}
 """The settings of a queue of requests. A client does not wait longer."""
-_AWAY = "home node"
-"""What RabbitMQ says about a queue for some time after its start, although the queue is there."""
+AWAY = "home node"
+"""What RabbitMQ says about a queue for some time after its start, although the queue is there.
+
+It says so for ever if it was killed in the second after it had created the queue.
+"""
 _TYPES = "arg 'type'", "arg 'x-queue-type'"
 """What RabbitMQ says of an exchange or a queue that exists with another type."""
 _AGAIN_MS = 1000
@@ -149,7 +152,7 @@ class SetUp:
                 await declare(channel, {"passive": True, "timeout": ANSWER_SECONDS})
             exists = True
         except ChannelNotFoundEntity as error:
-            if _AWAY in str(error):
+            if AWAY in str(error):
                 raise ConnectionError(str(error)) from error
             if not self._manage:
                 raise StartError(f"{error}: create it, or set TIMER_MANAGE_STREAMS=true") from None

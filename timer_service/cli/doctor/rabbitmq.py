@@ -12,7 +12,7 @@ from rstream.exceptions import ServerError
 
 from timer_service.adapters.rabbitmq.names import Names
 from timer_service.adapters.rabbitmq.server import Server
-from timer_service.adapters.rabbitmq.set_up import is_of_another_type
+from timer_service.adapters.rabbitmq.set_up import AWAY, is_of_another_type
 from timer_service.adapters.rabbitmq.stream import ERRORS as STREAM_ERRORS
 from timer_service.adapters.rabbitmq.stream import FIRST, LAST, StreamConnection
 from timer_service.app.login import login_options
@@ -29,6 +29,10 @@ _OLDEST, _NEWEST = (3, 10), (4, 0)
 _ALARM_SECONDS = 1
 _TOO_LARGE = 4 * 1024 * 1024 + 1
 _PAGE = "docs/brokers/rabbitmq.md"
+_LOST = (
+    "Wait until this node has started. If it crashed just after the queue was created, it has lost it, and nobody can "
+    "delete it: reset the node, or use another virtual host."
+)
 _SYNC = Finding(
     "durability",
     Status.NOTE,
@@ -143,7 +147,9 @@ async def _consumers(connection: Connection, queue: str) -> int | str:
 def _check_missing(missing: dict[str, str], *, managed: bool) -> Iterator[Finding]:
     """Report what does not exist, or is of another type. `managed`: a service creates it."""
     for name, reason in missing.items():
-        if "NOT_FOUND" not in reason:
+        if AWAY in reason:
+            yield Finding(name, Status.FAIL, reason, _LOST)
+        elif "NOT_FOUND" not in reason:
             yield Finding(name, Status.FAIL, reason, "Save the messages that it has, and delete it.")
         elif managed:
             yield Finding(name, Status.WARN, reason, "The service creates it when it starts.")
