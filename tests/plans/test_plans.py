@@ -165,7 +165,7 @@ OTHER_INDEX = {
     "run_announcements": {"run_announcements_available", "run_announcements_pkey"},
     "runs/announcements": {"run_announcements_available"},
     "runs/sweep postpone_stale": {"run_jobs_stale"},
-    "schedules/backfill/store count_open": {"schedule_backfills_of_schedule"},
+    "schedules/backfill/store count_open": {"schedule_backfills_of_schedule", "schedule_backfills_pkey"},
     "workflows/queries types_of_queue": {"workflow_workers_seen"},
     "workflows/tasks/registry forget": {"workflow_workers_seen"},
     "run_jobs repair": {"run_jobs_stale_of_tenant"},
