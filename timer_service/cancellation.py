@@ -27,7 +27,7 @@ def keep_cancellation() -> Iterator[None]:
 def own_cancellation() -> Iterator[None]:
     """Raise ConnectionError in place of CancelledError if nobody has cancelled the current task in the block.
 
-    aiormq cancels the calls of a connection that it loses.
+    aiormq cancels the calls of a connection that it loses or closes.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()

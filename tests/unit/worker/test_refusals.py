@@ -167,7 +167,7 @@ async def test_no_halves_without_an_answer(error: TimerServiceError) -> None:
 
 @pytest.mark.parametrize(("polls", "outages"), [(5, 0), (20, 1)])
 def test_a_worker_without_answers_says_so(caplog: pytest.LogCaptureFixture, polls: int, outages: int) -> None:
-    """A restart of the service is no news. A longer outage, or a wrong tenant, is told once, and so is its end."""
+    """A restart of the service is no news. A longer outage, or a wrong tenant, is logged once, and so is its end."""
 
     class Away(MemoryService):
         polls = 0

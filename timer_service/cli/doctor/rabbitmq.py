@@ -30,8 +30,8 @@ _ALARM_SECONDS = 1
 _TOO_LARGE = 4 * 1024 * 1024 + 1
 _PAGE = "docs/brokers/rabbitmq.md"
 _LOST = (
-    "Wait until this node has started. If it crashed just after the queue was created, it has lost it, and nobody can "
-    "delete it: reset the node, or use another virtual host."
+    "Wait until this node has started. If it crashed just after the queue was created, the queue is lost and cannot be "
+    "deleted: reset the node, or use another virtual host."
 )
 _SYNC = Finding(
     "durability",
