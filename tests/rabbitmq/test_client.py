@@ -234,13 +234,17 @@ async def test_dead_letters(rabbit: RabbitHarness, peer: RabbitPeer) -> None:
 
 @pytest.mark.slow
 async def test_dead_letters_over_a_slow_connection(rabbit: RabbitHarness) -> None:
-    """The list ends where the stream does, not where the connection is silent."""
+    """The list ends where the stream does, not where the connection is silent, or with the client."""
     letters = [aio_pika.Message(str(number).encode()) for number in range(1500)]
     await asyncio.gather(*(rabbit.wire.send(f"{rabbit.prefix}.dlq", "acme.x", each) for each in letters))
     async with TcpProxy(rabbit.server.port) as proxy, connect(rabbit, f"amqp://127.0.0.1:{proxy.port}") as client:
         found = await client.dead_letters.list()
         proxy.set_link(Link(delay_seconds=0.6))
         assert await client.dead_letters.list() == found
+        unfinished = asyncio.create_task(client.dead_letters.list())
+        await asyncio.sleep(0)
+    with pytest.raises(NoAnswerError):
+        await unfinished
 
 
 @pytest.mark.slow

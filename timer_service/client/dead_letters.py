@@ -106,8 +106,9 @@ class DeadLetters:
         _check_tenant_or_all(tenant)
         check_whole("limit", limit)
         optional(check_whole, "before", before)
-        self._connection.link.check()
-        return await self._connection.link.dead_letters(tenant, limit, before)
+        link = self._connection.link
+        link.check()
+        return await link.run(link.dead_letters(tenant, limit, before))
 
     async def get(self, tenant: str, sequence: int) -> DeadLetter | None:
         r"""Return a dead letter with its headers and its body, or None if the tenant has none with this sequence.
@@ -119,8 +120,9 @@ class DeadLetters:
         _check_tenant_or_all(tenant)
         if not 0 < check_whole("sequence", sequence) <= _MOST_SEQUENCE:
             return None
-        self._connection.link.check()
-        letter = await self._connection.link.dead_letter(sequence)
+        link = self._connection.link
+        link.check()
+        letter = await link.run(link.dead_letter(sequence))
         return letter if letter is not None and tenant in {"*", letter.tenant} else None
 
     async def resubmit(self, letter: DeadLetter, *, timeout_seconds: float = 10) -> Outcome:
