@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _MOST_HELD = 1000
 _MOST_HELD_BYTES = 16 * 1024 * 1024
 """With `in_order`: how many events wait here for others with the same key, at most."""
+SUSPECTS_PAUSE = timedelta(seconds=0.5)
+"""How long a suspect waits for others: a harmful one that ran as soon as it arrives would run first each time."""
 _BLOCKED = (
     "all handlers of this app wait, and no event is renewed: after ack_wait, another process gets those in progress"
 )
@@ -87,12 +89,13 @@ class Runner:
                     self._begin(delivery)
 
     async def _run_alone(self, suspect: Delivery) -> None:
-        """Run a delivery that may end the process, and others of this kind that have arrived, one at a time.
+        """Run a delivery that may end the process, and others of this kind that arrive soon, one at a time.
 
         Others come first, then the suspects by their `turn`.
         """
         self._suspects.append(suspect)
         self._hold(suspect)
+        await asyncio.sleep(SUSPECTS_PAUSE.total_seconds())
         while (other := self._source.next_waiting()) is not None:
             if self._judge(other) is Arrival.ALONE:
                 self._suspects.append(other)
