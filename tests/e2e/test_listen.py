@@ -149,8 +149,9 @@ async def test_a_handler_that_ends_the_process(
             await asyncio.sleep(0.02)
         await Publisher(user.connection).until_acknowledged()
     assert {*program.lines()} == {*names}
-    assert [(each.about["serviceCallId"], each.attempts) for each in parked] == [("deadly", 3 + DEATHS)]
-    assert deaths == 2 + DEATHS
+    assert [each.about["serviceCallId"] for each in parked] == ["deadly"]
+    assert parked[0].attempts >= 3 + DEATHS, "a slow machine does not begin with a delivery within ack_wait"
+    assert 0 < deaths <= 2 + DEATHS
 
 
 class Listener(Process):
