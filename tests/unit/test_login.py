@@ -113,3 +113,15 @@ async def test_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     async with asyncio.timeout(10):
         while await source.read() == "number 1":
             await asyncio.sleep(0)
+
+
+def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has each reason once until the server accepts the secrets, and none before it has ever accepted any."""
+    source = SecretSource(lambda: "", "the login at x")
+    source.refused("at the start")
+    source.accepted()
+    for reason in ("one", "one", "two"):
+        assert source.refused(reason) == reason
+    source.accepted()
+    source.refused("two")
+    assert [each.message for each in caplog.records] == ["one", "two", "two"]
