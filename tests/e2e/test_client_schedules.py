@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -106,12 +107,18 @@ async def test_watch_schedules(client: TimerClient) -> None:
     """`schedules.watch` yields the slots and triggers of a schedule, and its end, and nothing of other schedules."""
     events = client.schedules.watch("acme", schedule_id="tick")
     first = asyncio.ensure_future(anext(events))
-    await client.timers.count("acme")  # the subscriptions were sent before it on this connection
+    await client.schedules.put("acme", "tick", every=timedelta(days=1))
+    while not first.done():  # nothing else tells that the watch has begun
+        await client.schedules.trigger("acme", "tick", data="begin")
     await client.schedules.put("acme", "tick", every=timedelta(seconds=1), max_count=2, data="own")
     await client.schedules.trigger("acme", "tick", data=None)
     await client.schedules.put("acme", "tock", every=timedelta(seconds=1))
+    seen: list[Any] = []
     async with asyncio.timeout(20):
-        seen = [await first, *[await anext(events) for _ in range(3)]]
+        while len(seen) < 4:
+            event = await anext(events)
+            if not (isinstance(event, ScheduleFired) and event.data == "begin"):
+                seen.append(event)
     fired = {each.cause: each.data for each in seen if isinstance(each, ScheduleFired)}
     assert (fired["slot"], fired["trigger"]) == ("own", None)
     assert {each.schedule_id for each in seen} == {"tick"}

@@ -4,7 +4,8 @@ import asyncio
 import signal
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.e2e.conftest import User, check_fired, find_reader
 from tests.harness.fleet import FIRED, Fleet
 from tests.harness.postgres import PostgresServer
-from tests.harness.processes import NatsServer, Service
+from tests.harness.processes import NatsServer
 
 HOUR = 3_600
 FAR_MS = 4_102_444_800_000
@@ -148,39 +149,44 @@ async def test_another_instance_reads_on(user: User, fleet: Fleet) -> None:
     assert after_stop < 1.5, "it waited for the lease"
 
 
-async def pause(instance: Service, database_url: str) -> None:
-    """Pause an instance, but not between the preparation of a statement and its execution.
+@asynccontextmanager
+async def ended_while_preparing(database_url: str) -> AsyncIterator[None]:
+    """End the sessions of paused processes that are between the preparation of a statement and its execution.
 
-    There, PostgreSQL counts the session as active, so that `idle_in_transaction_session_timeout` does not end it.
+    PostgreSQL counts such a session as active, so `idle_in_transaction_session_timeout` does not end it.
     """
-    preparing_for = """
-        SELECT max(extract(epoch FROM clock_timestamp() - state_change)) FROM pg_stat_activity
+    end = """
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE datname = current_database() AND state = 'active' AND wait_event = 'ClientRead'
+          AND state_change < clock_timestamp() - interval '5 s'
     """
     database = await asyncpg.connect(database_url)
-    try:
+
+    async def end_all() -> None:
         while True:
-            instance.signal(signal.SIGSTOP)
-            while (seconds := await database.fetchval(preparing_for)) and seconds < 0.5:
-                await asyncio.sleep(0.02)  # the sessions of other instances go on
-            if not seconds:
-                return
-            instance.signal(signal.SIGCONT)
+            await database.execute(end)
+            await asyncio.sleep(0.1)
+
+    ending = asyncio.create_task(end_all())
+    try:
+        yield
     finally:
+        ending.cancel()
+        await asyncio.wait([ending])
         await database.close()
 
 
 @pytest.mark.slow
 async def test_reader_that_was_paused(user: User, fleet: Fleet, database_url: str) -> None:
     """A reader that goes on after another one has taken its place handles no command a second time."""
-    async with fleet.running(2) as instances:
+    async with ended_while_preparing(database_url), fleet.running(2) as instances:
         total = 0
         for number in range(3):
             paused = await find_reader(user, instances)
             calls = {f"{number}-{index}": FAR_MS for index in range(2_000)}
             sending = asyncio.create_task(user.schedule(calls))
             await paused.until_metric(SCHEDULED, at_least=await paused.metric(SCHEDULED) + 100)
-            await pause(paused, database_url)
+            paused.signal(signal.SIGSTOP)
             await sending
             await user.until_handled()
             paused.signal(signal.SIGCONT)
