@@ -118,6 +118,7 @@ async def test_handler_wakes_worker(user: User, fleet: Fleet) -> None:
         due = {f"call-{index}": int(time.time() * 1000) + 100 * index for index in range(20)}
         await user.schedule(due)
         await user.until_stored("TIMER_EVT", len(due), seconds=20)
+        await worker.until_metric(FIRED, at_least=len(due))  # it is counted after the event is stored
         done = [(await each.metric(SCHEDULED), await each.metric(FIRED)) for each in (handler, worker)]
         fired = await user.fired()
     assert done == [(20, 0), (0, 20)]
